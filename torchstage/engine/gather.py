@@ -1,0 +1,78 @@
+"""Gather: settled samples in, finished batches out in their order.
+
+Guarantees: a batch is announced after it can be read; the order of hand-out is the order of admission, or whichever is
+done where the run asks for that; a lost announcement (Ctrl-C between two bytecodes) delays nothing and loses nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from torchstage.engine.ticket import Batch, Failure, caught
+
+
+def finish(batch: Batch) -> None:
+    """Turn the settled samples into the batch that the user gets, or into its failure; then announce it.
+
+    Called by the one thread that claimed it.
+    """
+    failure = batch.first_failure()
+    if failure is None:
+        batch.value = [batch.settled[slot] for slot in range(batch.size)]
+        for stage, step in batch.chain.finish:
+            try:
+                batch.value = step(batch.value, batch.indices)
+            except BaseException as error:
+                failure = caught(error, stage)
+                batch.value = None
+                break
+    announce(batch, failure)
+
+
+def announce(batch: Batch, failure: Failure | None) -> None:
+    """Mark the batch as done and wake the consumer: in that order, so that whoever is woken can read it."""
+    batch.failure = failure
+    batch.settled = {}  # samples are not kept beside the batch made of them
+    batch.done = True
+    batch.wake.put(None)
+
+
+class InFlight:
+    """The batches that were admitted and not yet handed out. Used by the consumer's thread alone."""
+
+    def __init__(self, in_order: bool) -> None:
+        self.wake: SimpleQueue[None] = SimpleQueue()
+        self._batches: deque[Batch] = deque()
+        self._in_order = in_order
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    def add(self, batch: Batch) -> None:
+        self._batches.append(batch)
+
+    def next_done(self) -> Batch | None:
+        """The batch to hand out now, still in flight; None if it is not done yet."""
+        if self._in_order:
+            head = self._batches[0]
+            return head if head.done else None
+        return next((batch for batch in self._batches if batch.done), None)
+
+    def hand_out(self, batch: Batch) -> None:
+        """The batch is no longer in flight; its announcement is taken back if nobody waited for it."""
+        self._batches.remove(batch)
+        with suppress(Empty):
+            self.wake.get_nowait()
+
+    def wait(self, timeout_seconds: float | None) -> None:
+        """Wait until a batch, or anything else the consumer should look at, is announced; or until the time is over.
+
+        Announcements are hints: whoever is woken looks again at what is done. So one too many costs a look, and one lost
+        costs nothing, because a batch that is done is seen before anyone waits.
+        """
+        with suppress(Empty):
+            self.wake.get(timeout=timeout_seconds)

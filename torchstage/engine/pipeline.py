@@ -1,0 +1,209 @@
+"""Pipeline: indices in at the door, finished batches out in order.
+
+A ``Pool`` is threads; it belongs to whoever keeps it. A ``Run`` is one epoch through a pool; it belongs to one iterator.
+
+Guarantees: the number of batches in flight is bounded here, at the door, and nowhere behind it; nothing starts before the
+pool is told to; ``abandon`` takes no lock and waits for nothing, so a finalizer may call it; threads know the channel,
+never a run or an iterator.
+"""
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torchstage.engine.channel import Channel
+from torchstage.engine.gather import InFlight, announce
+from torchstage.engine.parking import Parking, usable_cores
+from torchstage.engine.segment import Worker, alive
+from torchstage.engine.stats import Meter, Tally, merge
+from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, caught
+
+VISIT_SECONDS = 100e-6  # calling one more thread to a batch costs about 10 us: it should find ten times that to do
+
+EXIT_WAIT_SECONDS = 5.0  # for user code at interpreter exit: long enough to decode, too short to be taken for a hang
+
+_pools: weakref.WeakSet["Pool"] = weakref.WeakSet()
+
+
+class Pool:
+    """Up to ``num_threads`` threads that work on batches, in the order in which these were put into the channel."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self.num_threads = num_threads
+        self.channel: Channel[Batch] = Channel()
+        self.meter = Meter()
+        self.parking = Parking(num_threads, usable_cores())
+        self.workers: list[Worker] = []
+        self.is_closed = False
+        self._name = name
+        _pools.add(self)
+
+    def start(self, num_threads: int, set_up: Callable[[int], Any]) -> None:
+        """Have that many threads, at most all of them. ``set_up(k)`` runs in thread k, one after another, before its
+        first batch; what it raises is raised here."""
+        while len(self.workers) < min(num_threads, self.num_threads):
+            number = len(self.workers)
+            worker = Worker(number, f"{self._name}-{number}", self.channel, self.meter, self.parking)
+            self.workers.append(worker)  # before it starts: Ctrl-C in start() must not leave a thread that nobody ends
+            worker.start(set_up)
+
+    def call_threads_to(self, batch: Batch) -> None:
+        """Let as many threads come to the batch as there is work in it for: all of them where samples are dear, so that
+        the batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work."""
+        num_threads = min(batch.size, len(self.workers))
+        seconds = self.meter.sample_seconds
+        if seconds is not None:
+            num_threads = max(1, min(num_threads, math.ceil(batch.size * seconds / VISIT_SECONDS)))
+        for _ in range(num_threads):
+            self.channel.put(batch)
+
+    def abandon(self) -> None:
+        """Let the threads end as soon as they are out of user code. Waits for nothing; safe in a finalizer."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.parking.open()
+            self.channel.close(self.num_threads)
+
+    def join(self, deadline: float) -> list[Worker]:
+        """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code."""
+        return join(self.workers, deadline)
+
+    def forget(self) -> None:
+        """In a forked child: the threads stayed behind in the parent. Touches no lock, which one of them may have held."""
+        self.is_closed = True
+        self.workers = []
+
+    def tally(self) -> Tally:
+        """What the threads did so far."""
+        return merge(worker.tally for worker in self.workers)
+
+
+def join(workers: Iterable[Worker], deadline: float) -> list[Worker]:
+    """Wait for the threads of these workers until ``deadline``. Returns those that are still alive."""
+    workers = [worker for worker in workers if worker.thread.is_alive()]
+    for worker in workers:
+        if worker.thread is not threading.current_thread():
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.thread.is_alive()]
+
+
+@atexit.register
+def _end_all_threads() -> None:
+    """At interpreter exit: a thread that is still inside torch when the interpreter is gone can abort the process."""
+    for pool in list(_pools):
+        pool.abandon()
+    for worker in join(list(alive), time.monotonic() + EXIT_WAIT_SECONDS):
+        where = f"{EXIT_WAIT_SECONDS:g} s after the end of the program; it is left behind"
+        print(f"torchstage: thread {worker.thread.name} is still in {worker.place()}, {where}.", file=sys.stderr)
+
+
+def _forget_all_threads() -> None:
+    alive.clear()
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_threads)
+
+
+class Run:
+    """One epoch: takes indices from ``source`` in the caller's thread, hands out batches.
+
+    ``source`` gives the indices and the chain of one batch after another; its errors are handed out in their place.
+    ``window(batch)`` is how many batches like that one may be in flight.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        source: Iterator[tuple[Sequence[Any], Chain]],
+        window: Callable[[Batch], int],
+        in_order: bool = True,
+    ) -> None:
+        self._pool = pool
+        self._source = source
+        self._window = window
+        self._in_flight = InFlight(in_order)
+        self._num_admitted = 0
+        self._is_exhausted = False
+        self.is_closed = False
+
+    @property
+    def wake(self) -> Callable[[None], None]:
+        """Announce something that the consumer should look at while it waits."""
+        return self._in_flight.wake.put
+
+    def fill(self) -> None:
+        """Admit batches until the window is full or the source is exhausted or fails."""
+        while (batch := self._admit()) is not None and len(self._in_flight) < self._window(batch):
+            pass
+
+    def call_threads(self) -> None:
+        """Call the pool's threads to what is in flight once more: there are more of them now."""
+        for batch in self._in_flight:
+            if batch.todo:
+                self._pool.call_threads_to(batch)
+
+    def next(self, timeout_seconds: float | None, attend: Callable[[], float | None]) -> Batch:
+        """Wait for the batch whose turn it is, admit another, and return the one.
+
+        ``attend`` is called whenever the consumer is about to wait or was woken; it may return after how many seconds it
+        wants to be called again. Raises StopIteration at the end and TimeoutError when the batch did not come in time.
+        """
+        if not self._in_flight:
+            raise StopIteration
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        call_again = attend()
+        while (batch := self._in_flight.next_done()) is None:
+            patience = None if deadline is None else deadline - time.monotonic()
+            if patience is not None and patience <= 0:
+                raise TimeoutError
+            self._in_flight.wait(min((s for s in (patience, call_again) if s is not None), default=None))
+            call_again = attend()
+        self._in_flight.hand_out(batch)
+        self._admit()
+        return batch
+
+    def _admit(self) -> Batch | None:
+        """Let one batch in. None if there is none, or if the source failed: that is handed out in its place."""
+        if self._is_exhausted:
+            return None
+        number, wake = self._num_admitted, self._in_flight.wake
+        try:
+            indices, chain = next(self._source)
+        except StopIteration:
+            self._is_exhausted = True
+            return None
+        except Exception as error:
+            batch = Batch(number, (), NO_CHAIN, wake)
+            self._num_admitted += 1
+            self._in_flight.add(batch)
+            announce(batch, caught(error, "sampler"))
+            return None
+        batch = Batch(number, indices, chain, wake)
+        self._num_admitted += 1
+        self._in_flight.add(batch)
+        self._pool.call_threads_to(batch)
+        return batch
+
+    def late(self) -> tuple[Batch, int, Worker | None] | None:
+        """What the consumer waits for: the batch, the lowest slot that is not settled, and the thread that is on it."""
+        batch = next((batch for batch in self._in_flight if not batch.done), None)
+        if batch is None:
+            return None
+        slot = next((slot for slot in range(batch.size) if slot not in batch.settled), -1)
+        on_it = (worker for worker in self._pool.workers if worker.batch is batch and worker.slot == slot)
+        return batch, slot, next(on_it, None)
+
+    def abandon(self) -> None:
+        """Leave what is in flight undone. Waits for nothing; safe in a finalizer."""
+        self.is_closed = True
+        for batch in self._in_flight:
+            batch.drop()

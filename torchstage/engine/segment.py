@@ -1,0 +1,124 @@
+"""Segment: batches in from a channel, finished batches out. What one thread does, from its start to its end.
+
+Guarantees: a thread holds nothing of a batch while it waits for the next one; it ends at the first None of its channel.
+"""
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from torchstage.engine.channel import Channel
+from torchstage.engine.gather import announce, finish
+from torchstage.engine.parking import Parking
+from torchstage.engine.stats import Meter, Tally
+from torchstage.engine.ticket import Batch, Chain, caught
+
+
+alive: set["Worker"] = set()  # every thread of every pool, from before it starts until it ends: joined at exit
+
+
+class Worker:
+    """One thread of a segment, and what others may read of it: the batch and slot it is on, and its tally."""
+
+    def __init__(self, number: int, name: str, channel: Channel[Batch], meter: Meter, parking: Parking) -> None:
+        self.number = number
+        self.channel = channel
+        self.meter = meter
+        self.parking = parking
+        self.tally = Tally()
+        self.batch: Batch | None = None
+        self.slot = 0
+        self.chain: Chain | None = None
+        self.setup_error: BaseException | None = None
+        self.is_set_up = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self, set_up: Callable[[int], Any]) -> None:
+        """Start the thread and wait until ``set_up(number)`` has run in it. Raises what that raised."""
+        self._set_up = set_up
+        alive.add(self)
+        try:
+            self.thread.start()
+        except RuntimeError:  # the system has no thread left to give
+            alive.discard(self)
+            raise
+        self.is_set_up.wait()
+        if self.setup_error is not None:
+            raise self.setup_error
+
+    def place(self) -> str:
+        """Where the thread is, in words: stage, dataset index and batch."""
+        batch = self.batch
+        if batch is None:
+            return "its set-up (worker_init_fn)" if not self.is_set_up.is_set() else "no stage"
+        if self.slot < 0:
+            return f"stage {batch.chain.finish[0][0]!r} (batch {batch.number})"
+        return f"stage {batch.chain.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
+
+    def _run(self) -> None:
+        try:
+            self.parking.join()
+            try:
+                self._set_up(self.number)
+            except BaseException as error:
+                self.setup_error = error
+            del self._set_up
+            self.is_set_up.set()
+            while self.setup_error is None and self._serve_one():
+                pass
+        finally:
+            alive.discard(self)
+
+    def _serve_one(self) -> bool:
+        """Wait for a batch and work on it. A function of its own, so that nothing of the batch outlives it."""
+        if self.parking.running > self.parking.limit:
+            self.parking.wait_for_room()
+        batch = self.channel.get()
+        if batch is None:
+            return False
+        if batch.todo:
+            self.batch = batch
+            try:
+                self._work_on(batch)
+            except BaseException as error:  # ours, or no memory left: the consumer must hear of it, not wait for ever
+                if batch.finisher:
+                    batch.finisher.clear()
+                    announce(batch, caught(error, "engine"))
+            self.batch = None
+        return True
+
+    def _work_on(self, batch: Batch) -> None:
+        """Take samples of the batch until every one is taken; finish it, if its last one was settled here.
+
+        All threads that were called to this batch do the same at once: a list's pop is what shares the samples out.
+        """
+        chain, todo, indices = batch.chain, batch.todo, batch.indices
+        if chain is not self.chain:
+            chain.enter()
+            self.chain = chain
+        sample, settle = chain.sample, batch.settled.setdefault  # Batch.settle, without a frame for each sample
+        num_samples = 0
+        begin = perf_counter()
+        while todo:
+            try:
+                self.slot = slot = todo.pop()
+            except IndexError:  # another thread took the last one
+                break
+            num_samples += 1
+            try:
+                settle(slot, sample(indices[slot]))
+            except BaseException as error:
+                batch.fail(slot, caught(error, chain.stage, slot))
+        end = perf_counter()
+        if num_samples:
+            self.tally.num_samples += num_samples
+            self.tally.busy_seconds += end - begin
+            self.meter.add(num_samples, end - begin)
+        if batch.claim_finish():
+            self.slot = -1
+            finish(batch)
+            self.tally.num_batches += 1
+            self.tally.finish_seconds += perf_counter() - end
+        if end >= self.parking.next_look:
+            self.parking.look(end)

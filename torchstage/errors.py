@@ -1,0 +1,65 @@
+"""Errors: a failure and where it happened in, the user's own exception with a note that says so out.
+
+Guarantees: the exception raised is the object that user code raised, with its own traceback; only StopIteration, which would
+silently end the epoch, is wrapped.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from torchstage.engine.segment import Worker
+from torchstage.engine.ticket import Batch
+
+
+def place(batch: Batch, stage: str, slot: int | None, dataset: Any) -> str:
+    """One sentence: ``stage 'fetch', dataset index 17 (cat/3.jpg), batch 2``."""
+    words = [f"stage {stage!r}"]
+    if slot is not None and slot < len(batch.indices):
+        index = batch.indices[slot]
+        file = file_of(dataset, index)
+        words.append(f"dataset index {index!r}" + (f" ({file})" if file else ""))
+    return ", ".join([*words, f"batch {batch.number}"])
+
+
+def placed(error: BaseException, where: str) -> BaseException:
+    """The same exception with a note that names its place, or a RuntimeError caused by it if it is a StopIteration."""
+    if isinstance(error, StopIteration):
+        wrapper = RuntimeError(
+            f"StopIteration was raised in {where}. It would have ended the epoch in silence; raise IndexError, or end the "
+            "sampler earlier."
+        )
+        wrapper.__cause__ = error
+        return wrapper
+    note = f"torchstage: raised in {where}"
+    if note not in getattr(error, "__notes__", ()):  # one exception object may be raised for many samples
+        error.add_note(note)
+    return error
+
+
+def file_of(dataset: Any, index: Any) -> str | None:
+    """The file that a sample comes from, where the dataset tells it: a list ``samples`` or ``imgs`` of (path, ...) as
+    torchvision's folders have, also behind ``Subset``. None if unknown."""
+    for _ in range(8):  # subsets of subsets
+        indices = getattr(dataset, "indices", None)
+        if indices is None or not hasattr(dataset, "dataset"):
+            break
+        try:
+            index = indices[index]
+        except (TypeError, IndexError, KeyError):
+            return None
+        dataset = dataset.dataset
+    for name in ("samples", "imgs"):
+        entries = getattr(dataset, name, None)
+        if isinstance(entries, Sequence) and isinstance(index, int) and -len(entries) <= index < len(entries):
+            entry: Any = entries[index]
+            path: Any = entry[0] if isinstance(entry, tuple) and entry else entry
+            return path if isinstance(path, str) else None
+    return None
+
+
+def stack_of(worker: Worker) -> str:
+    """The Python stack of a thread at this moment, innermost call last."""
+    frame = sys._current_frames().get(worker.thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else "(it has just ended)\n"

@@ -1,0 +1,220 @@
+"""Iterators: a loader in, its batches out, one epoch at a time: from threads, or inline where ``num_workers=0``.
+
+Both are torch's ``_BaseDataLoaderIter``, which makes the sampler's iterator and draws the base seed.
+
+Guarantees: nothing starts before the first ``__next__``; dropping the iterator ends its threads, and no thread refers to it;
+an error is raised in its place in the order and does not end the epoch.
+"""
+
+import time
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from torchstage import threads
+from torchstage.engine.parking import PERIOD_SECONDS
+from torchstage.engine.pipeline import Pool, Run
+from torchstage.engine.segment import Worker
+from torchstage.engine.ticket import Batch, Nobody
+from torchstage.errors import place, placed, stack_of
+from torchstage.plan import FirstSample, Plan, Recipe, Source, plain, trial, window
+
+if TYPE_CHECKING:
+    from torchstage.loader import StageLoader
+
+CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
+
+
+def _recipe(iterator: Any, modes: threads.Modes) -> Recipe:
+    return Recipe(
+        dataset=iterator._dataset,
+        collate_fn=iterator._collate_fn,
+        is_batched=iterator._auto_collation,
+        pin_memory=iterator._pin_memory,
+        pin_device=iterator._pin_memory_device,
+        enter=modes.enter,
+    )
+
+
+class InlineIterator(_BaseDataLoaderIter):
+    """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works."""
+
+    def __init__(self, loader: "StageLoader[Any]") -> None:
+        super().__init__(loader)
+        if self._timeout != 0:
+            raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
+        guard = loader._guard
+        is_shared = guard.is_needed_inline and guard.must_serialise(self._dataset, self._collate_fn, warn=False)
+        self._plan = Plan(_recipe(self, threads.Modes.of_this_thread()), guard.serialised if is_shared else plain)
+        self._num_batches = 0
+
+    def _next_data(self) -> Any:
+        index = self._next_index()
+        indices, chain = self._plan.take(index)
+        batch = Batch(self._num_batches, indices, chain, Nobody())
+        self._num_batches += 1
+        stage, slot = chain.stage, 0
+        try:
+            value: Any = []
+            for slot, index in enumerate(indices):
+                value.append(chain.sample(index))
+            for stage, step in chain.finish:
+                value = step(value, indices)
+        except Exception as error:
+            in_sample = stage == chain.stage
+            named = placed(error, place(batch, stage, slot if in_sample else None, self._dataset))
+            if named is error:
+                raise
+            raise named from error
+        return value
+
+
+class ThreadedIterator(_BaseDataLoaderIter):
+    """Batches made by ``num_workers`` threads that share each batch sample by sample."""
+
+    def __init__(self, loader: "StageLoader[Any]") -> None:
+        super().__init__(loader)
+        threads.install_worker_info()
+        self._guard = loader._guard
+        self._in_order = loader.in_order
+        self._window = partial(window, loader.prefetch_factor or 0, self._num_workers)
+        self._set_up = partial(
+            threads.set_up,
+            num_workers=self._num_workers,
+            base_seed=self._base_seed,
+            dataset=self._dataset,
+            init_fn=loader.worker_init_fn,
+        )
+        self._pool = Pool(self._num_workers, "torchstage-fetch")
+        self._runs: list[Run] = []  # the run of this epoch, once it has started: shared with the finalizer
+        self._finalizer = weakref.finalize(self, _abandon, self._pool, self._runs)
+        self._finalizer.atexit = False  # the engine ends every thread at exit
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Get ready for an epoch, in the consumer's thread, without starting anything."""
+        self._recipe = _recipe(self, threads.Modes.of_this_thread())
+        self._first: FirstSample | None = None
+        self._is_exhausted = False
+
+    def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
+        """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""
+        self._leave_run()
+        super()._reset(loader, first_iter)
+        self._begin()
+
+    def _next_data(self) -> Any:
+        if self._pool.is_closed and not self._is_exhausted:
+            raise RuntimeError(
+                "StageLoader: this iterator is closed, or belongs to the process that this one was forked from. "
+                "Call iter(loader) for a new one."
+            )
+        if self._is_exhausted:
+            raise StopIteration
+        run = self._runs[0] if self._runs else self._start()
+        try:
+            batch = run.next(self._timeout or None, self._attend)
+        except StopIteration:
+            self._end()
+            raise
+        except TimeoutError:
+            raise RuntimeError(self._timed_out(run)) from None
+        failure = batch.failure
+        if failure is None:
+            return batch.value
+        try:
+            raise placed(failure.error, place(batch, failure.stage, failure.slot, self._dataset))
+        finally:
+            del failure, batch  # its traceback refers to this frame: let nothing here refer back to it
+
+    def _start(self) -> Run:
+        """Start the threads and admit the window. Inside the first ``__next__``: Lightning calls iter() before it is ready."""
+        try:
+            self._pool.start(1, self._set_up)
+            run = Run(self._pool, self._source(), self._window, self._in_order)
+            self._runs.append(run)
+            if self._is_serial():
+                self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
+            elif self._guard.is_tried or self._num_workers == 1:
+                self._pool.start(self._num_workers, self._set_up)
+            else:
+                self._first = FirstSample(run.wake)
+                self._plan_source.plan = Plan(self._recipe, trial(self._guard, self._first))
+            run.fill()
+        except BaseException:
+            self._close(0.0)
+            raise
+        return run
+
+    def _source(self) -> Source:
+        self._plan_source = Source(self._sampler_iter, Plan(self._recipe, plain))
+        return self._plan_source
+
+    def _is_serial(self) -> bool:
+        return self._guard.must_serialise(self._dataset, self._collate_fn, warn=self._num_workers > 1)
+
+    def _attend(self) -> float | None:
+        """What the consumer looks after when it is about to wait. Returns in how many seconds it wants to be called again."""
+        if self._first is not None and self._first.is_made:
+            self._first = None
+            self._guard.is_tried = True
+            if self._is_serial():
+                self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
+            else:
+                self._plan_source.plan = Plan(self._recipe, plain)
+                self._pool.start(self._num_workers, self._set_up)
+                self._runs[0].call_threads()
+        if not self._pool.parking.has_parked:
+            return None
+        self._pool.parking.look(time.perf_counter())  # those that run may all be stuck in user code
+        return PERIOD_SECONDS
+
+    def _timed_out(self, run: Run) -> str:
+        """torch's words, then what is late and the stack of the thread that is on it."""
+        words = f"DataLoader timed out after {self._timeout} seconds"
+        late = run.late()
+        if late is None:
+            return words
+        batch, slot, worker = late
+        stage = batch.chain.stage if slot >= 0 else batch.chain.finish[0][0]
+        words += f": {place(batch, stage, slot if slot >= 0 else None, self._dataset)} is late"
+        return words + (f", in thread {worker.thread.name}, which is here:\n{stack_of(worker)}" if worker else ".")
+
+    def _leave_run(self) -> None:
+        for run in self._runs:
+            run.abandon()
+        self._runs.clear()
+
+    def _end(self) -> None:
+        """Every batch was handed out. Threads that are not kept for the next epoch end here; none is in user code."""
+        self._leave_run()
+        self._is_exhausted = True
+        if not self._persistent_workers:
+            self._close(CLOSE_WAIT_SECONDS)
+
+    def _close(self, wait_seconds: float) -> list[Worker]:
+        _abandon(self._pool, self._runs)
+        self._runs.clear()
+        return self._pool.join(time.monotonic() + wait_seconds)
+
+    def close(self) -> None:
+        """End the threads and wait for them; one that stays in user code for 1.5 s is named in a warning and let go."""
+        for worker in self._close(CLOSE_WAIT_SECONDS):
+            warnings.warn(
+                f"StageLoader: thread {worker.thread.name} is still in {worker.place()}; it ends when that returns.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    _shutdown_workers = close  # the name by which frameworks know it
+
+
+def _abandon(pool: Pool, runs: list[Run]) -> None:
+    """Let threads end as soon as they can. Joins nothing and takes no lock: it is also the iterator's finalizer."""
+    for run in runs:
+        run.abandon()
+    pool.abandon()

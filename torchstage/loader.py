@@ -1,0 +1,131 @@
+"""Loader: what DataLoader takes in, what DataLoader yields out, made by threads.
+
+Guarantees: for deterministic datasets the same batches, in the same order, of the same types, with the same errors and the
+same draws from the random generators as torch's DataLoader, for every number of threads.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
+
+from torchstage.isolation import Guard, Isolation
+from torchstage.iterators import InlineIterator, ThreadedIterator
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class StageLoader(DataLoader[T_co]):
+    """A ``torch.utils.data.DataLoader`` whose ``num_workers`` are threads of this process instead of worker processes.
+
+    Takes DataLoader's arguments, in its order and with its meanings, and yields the same batches. What differs:
+
+    - Map-style datasets: ``num_workers=N`` threads share the one dataset object and each batch, sample by sample. Nothing is
+      copied or pickled. Threads beyond the number of cores work only while the others wait for something.
+    - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at most
+      ``max(prefetch_factor, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or with ``__getitems__``,
+      ``prefetch_factor * num_workers + 1``.
+    - Iterable datasets, data pipes, and every dataset when ``multiprocessing_context`` is given, are loaded by torch's own
+      worker processes.
+
+    Args:
+        isolation: who may share a map-style dataset. ``"auto"``: if the dataset, a transform or ``collate_fn`` holds an open
+            file, archive, sqlite, HDF5, LMDB or PyAV object before or after the first sample, it is used by one thread at a
+            time, with one warning that names the attribute. ``"shared"``: all threads use it; you know that it is safe.
+            ``"serial"``: one thread at a time.
+
+    Raises:
+        ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        isolation: Isolation = "auto",
+    ) -> None:
+        self._guard = Guard(isolation)
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+    @property
+    def isolation(self) -> Isolation:
+        """Who may share the dataset, as given."""
+        return self._guard.isolation
+
+    def _get_iterator(self) -> Any:
+        iterator = self._new_iterator()
+        self._live.add(iterator)
+        return iterator
+
+    def _new_iterator(self) -> Any:
+        if isinstance(self.dataset, IterableDataset | MapDataPipe) or self.multiprocessing_context is not None:
+            return super()._get_iterator()  # torch's own iterators
+        if self.num_workers == 0:
+            return InlineIterator(self)
+        self.check_worker_number_rationality()
+        return ThreadedIterator(self)
+
+    def close(self) -> None:
+        """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
+
+        A thread that stays in user code for 1.5 s is named in a warning and let go. The loader can be iterated again.
+        """
+        self._iterator = None
+        for iterator in list(self._live):
+            shut_down = getattr(iterator, "_shutdown_workers", None)
+            if shut_down is not None:
+                shut_down()
+        self._live.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_live"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _live=weakref.WeakSet())

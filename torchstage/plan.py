@@ -1,0 +1,120 @@
+"""Plan: a loader's dataset and functions in, what the engine does with each index of its sampler out.
+
+Guarantees: for every kind of dataset the same calls as torch's fetcher makes; a list that the sampler yields is copied, so
+that the sampler may go on changing it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import getitem
+from typing import Any
+
+from torchstage.collate import explained
+from torchstage.engine.ticket import Batch, Chain
+from torchstage.isolation import Guard
+from torchstage.transfer import pinned
+
+Function = Callable[..., Any]
+
+SAMPLES_AHEAD_PER_THREAD = 16  # a window of 16 samples a thread keeps a heavy tail (sigma 1) at 0.98 of the ideal
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a batch is made with: everything that stays the same from epoch to epoch."""
+
+    dataset: Any
+    collate_fn: Function
+    is_batched: bool  # whether the sampler yields batches of indices, or one index at a time
+    pin_memory: bool
+    pin_device: str | None
+    enter: Callable[[], None]  # prepares a thread
+
+
+class Plan:
+    """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around every user function."""
+
+    def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function]) -> None:
+        dataset = recipe.dataset
+        self._is_batched = recipe.is_batched
+        self._takes_batches = bool(recipe.is_batched and getattr(dataset, "__getitems__", None))
+        one = partial(getitem, dataset)
+        many = dataset.__getitems__ if self._takes_batches else lambda indices: [dataset[index] for index in indices]
+        collate = wrap(explained(recipe.collate_fn))
+        pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
+        self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
+        whole = many if recipe.is_batched else one
+        self._as_whole = Chain(wrap(whole), (("collate", partial(_collate_whole, collate)), *pin), recipe.enter, takes_whole=True)
+
+    def take(self, index: Any) -> tuple[Sequence[Any], Chain]:
+        """The tickets of one batch and the chain that makes it.
+
+        A batch is shared out sample by sample, unless the dataset takes it whole (``__getitems__``), batching is off, or
+        it is empty: then it is one ticket whose value is all there is.
+        """
+        if not self._is_batched:
+            return (index,), self._as_whole
+        if self._takes_batches:
+            return (list(index) if isinstance(index, list) else index,), self._as_whole
+        indices = list(index)
+        return (indices, self._by_sample) if indices else ((indices,), self._as_whole)
+
+
+def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any]) -> Any:
+    """Collate what one ticket brought: a list of samples, or one sample where batching is off."""
+    return collate(values[0], indices[0])
+
+
+def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
+    """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples, and the one
+    that is handed out. Where a ticket is a whole batch, torch's own count: ``prefetch_factor`` for each thread."""
+    if batch.chain.takes_whole:
+        return max(1, prefetch_factor) * num_threads + 1
+    return max(prefetch_factor, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
+
+
+class Source:
+    """The sampler's indices, one batch at a time, with the plan of the moment. Advanced in the consumer's thread."""
+
+    def __init__(self, sampler_iter: Iterator[Any], plan: Plan) -> None:
+        self._sampler_iter = sampler_iter
+        self.plan = plan
+
+    def __iter__(self) -> "Source":
+        return self
+
+    def __next__(self) -> tuple[Sequence[Any], Chain]:
+        return self.plan.take(next(self._sampler_iter))
+
+
+class FirstSample:
+    """Tells when the first sample was made, whatever came of it: only then can be seen what the dataset opened for it."""
+
+    def __init__(self, announce: Callable[[None], None]) -> None:
+        self._announce = announce
+        self.is_made = False
+
+    def watch(self, function: Function) -> Function:
+        """``function``, watched until it returned or raised once."""
+
+        def watched(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            finally:
+                if not self.is_made:
+                    self.is_made = True
+                    self._announce(None)
+
+        return watched
+
+
+def plain(function: Function) -> Function:
+    """Nothing goes around it: threads call it as it is."""
+    return function
+
+
+def trial(guard: Guard, first: FirstSample) -> Callable[[Function], Function]:
+    """Watched for the first sample, and behind the guard's lock as soon as it has one."""
+    return lambda function: guard.serialised(first.watch(function))

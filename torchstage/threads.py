@@ -1,0 +1,167 @@
+"""Threads: what user code sees of the thread it runs in.
+
+A loader thread looks like one of torch's workers: ``get_worker_info()`` answers, grad mode, inference mode, autocast and
+the current device are the consumer's, torch uses one core in it, and ``worker_init_fn`` has run.
+
+Guarantees: nothing process-wide is changed but the code of ``get_worker_info``, which answers elsewhere what it always did;
+``worker_init_fn`` leaves the process's random generators as they were.
+"""
+
+import ctypes
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.utils.data._utils.collate as torch_collate
+import torch.utils.data._utils.worker as torch_worker
+
+MODE_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")  # device types whose autocast mode a thread takes over
+
+
+class _ThisThread(threading.local):
+    info: Any = None
+    modes: ExitStack | None = None
+
+
+_this_thread = _ThisThread()
+
+
+# What get_worker_info answers --------------------------------------------------------------------------------------------
+
+
+def _answer(elsewhere: Any) -> Any:
+    """The info of this loader thread; elsewhere, what torch itself would answer.
+
+    torch's own collate functions are told "no worker": in a worker they would collate into shared memory.
+    """
+    info = _this_thread.info
+    if info is None:
+        return elsewhere
+    caller: FrameType = sys._getframe(2)
+    return elsewhere if caller.f_globals is torch_collate.__dict__ else info
+
+
+def _get_worker_info() -> Any:
+    return _torchstage_answer(_worker_info)  # type: ignore[name-defined]  # noqa: F821  # globals of torch's module
+
+
+def install_worker_info() -> None:
+    """Make ``get_worker_info`` answer in loader threads, whoever imported it and when: its code is replaced, not its name."""
+    function = torch_worker.get_worker_info
+    if function.__code__ is not _get_worker_info.__code__:
+        torch_worker.__dict__["_torchstage_answer"] = _answer
+        function.__code__ = cast(CodeType, _get_worker_info.__code__)
+
+
+def worker_info(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
+    """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
+    known = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
+    try:
+        return torch_worker.WorkerInfo(**known, worker_method="thread")
+    except TypeError:
+        return torch_worker.WorkerInfo(**known)
+
+
+# Set-up of a thread ------------------------------------------------------------------------------------------------------
+
+
+def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn: Callable[[int], Any] | None) -> None:
+    """Make the calling thread loader thread ``number``. Raises what ``init_fn`` raises."""
+    use_one_core()
+    _this_thread.info = worker_info(number, num_workers, base_seed + number, dataset)
+    if init_fn is not None:
+        with generators_seeded_and_restored(base_seed, number):
+            init_fn(number)
+
+
+@contextmanager
+def generators_seeded_and_restored(base_seed: int, number: int) -> Iterator[None]:
+    """The process's generators seeded as torch seeds them in a worker; afterwards what they were before.
+
+    The caller sees to it that nobody draws meanwhile. CUDA's are looked after once CUDA is in use in this process.
+    """
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    torch.default_generator.manual_seed(base_seed + number)
+    random.seed(base_seed + number)
+    np.random.seed(torch_worker._generate_state(base_seed, number))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
+
+
+def use_one_core() -> None:
+    """Let torch's operators use one core in the calling thread. Other threads, also later ones, keep their number.
+
+    ``torch.set_num_threads`` would become the default of every thread that torch meets later; OpenMP's own setting is the
+    calling thread's alone. The first call lets torch set that thread up, so that it does not do so afterwards.
+    """
+    torch.get_num_threads()
+    for runtime in _openmp_runtimes():
+        runtime.omp_set_num_threads(1)
+
+
+_found_runtimes: list[ctypes.CDLL] | None = None
+
+
+def _openmp_runtimes() -> list[ctypes.CDLL]:
+    global _found_runtimes
+    if _found_runtimes is None:
+        _found_runtimes = []
+        folder = Path(torch.__file__).parent / "lib"
+        for path in sorted(path for name in ("gomp", "iomp5", "omp") for path in folder.glob(f"lib{name}*")):
+            try:  # RTLD_NOLOAD: only what this process has loaded already
+                _found_runtimes.append(ctypes.CDLL(str(path), mode=getattr(ctypes, "RTLD_NOLOAD", 4) | ctypes.RTLD_LOCAL))
+            except OSError:
+                continue
+    return _found_runtimes
+
+
+# Modes that belong to a thread ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """The modes of torch that belong to a thread, as they were in the consumer's thread at ``iter()``."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, Any], ...]  # device types it is on for, with their dtypes
+    device_index: int | None  # current accelerator, None without one
+
+    @classmethod
+    def of_this_thread(cls) -> "Modes":
+        on = tuple((d, torch.get_autocast_dtype(d)) for d in MODE_DEVICES if torch.is_autocast_enabled(d))
+        device = torch.accelerator.current_device_index() if _has_accelerator_in_use() else None
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), on, device)
+
+    def enter(self) -> None:
+        """Set the calling thread to these modes, until it enters others or ends."""
+        if _this_thread.modes is not None:
+            _this_thread.modes.close()
+        _this_thread.modes = stack = ExitStack()
+        if self.device_index is not None:
+            torch.accelerator.set_device_index(self.device_index)
+        if self.inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        for device, dtype in self.autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype))
+
+
+def _has_accelerator_in_use() -> bool:
+    """Whether asking for the current device is free of side effects: CUDA must not be started by a loader of CPU tensors."""
+    return torch.cuda.is_initialized() and hasattr(torch, "accelerator") and torch.accelerator.is_available()
