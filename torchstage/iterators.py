@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchstage import threads
@@ -25,6 +26,7 @@ from torchstage.plan import FirstSample, Plan, Recipe, Source, plain, trial, win
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
+FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
 CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
 
 
@@ -39,7 +41,18 @@ def _recipe(iterator: Any, modes: threads.Modes) -> Recipe:
     )
 
 
-class InlineIterator(_BaseDataLoaderIter):
+class _Iterator(_BaseDataLoaderIter):
+    """What both have in common."""
+
+    def __next__(self) -> Any:
+        if torch.autograd._profiler_enabled():  # torch's own marks the batch for the profiler: 20 us that nobody sees else
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
+class InlineIterator(_Iterator):
     """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works."""
 
     def __init__(self, loader: "StageLoader[Any]") -> None:
@@ -72,12 +85,12 @@ class InlineIterator(_BaseDataLoaderIter):
         return value
 
 
-class ThreadedIterator(_BaseDataLoaderIter):
+class ThreadedIterator(_Iterator):
     """Batches made by ``num_workers`` threads that share each batch sample by sample."""
 
     def __init__(self, loader: "StageLoader[Any]") -> None:
         super().__init__(loader)
-        threads.install_worker_info()
+        threads.install_answers()
         self._guard = loader._guard
         self._in_order = loader.in_order
         self._window = partial(window, loader.prefetch_factor or 0, self._num_workers)
@@ -142,7 +155,7 @@ class ThreadedIterator(_BaseDataLoaderIter):
             elif self._guard.is_tried or self._num_workers == 1:
                 self._pool.start(self._num_workers, self._set_up)
             else:
-                self._first = FirstSample(run.wake)
+                self._first = FirstSample(run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
                 self._plan_source.plan = Plan(self._recipe, trial(self._guard, self._first))
             run.fill()
         except BaseException:
@@ -159,19 +172,40 @@ class ThreadedIterator(_BaseDataLoaderIter):
 
     def _attend(self) -> float | None:
         """What the consumer looks after when it is about to wait. Returns in how many seconds it wants to be called again."""
-        if self._first is not None and self._first.is_made:
-            self._first = None
-            self._guard.is_tried = True
-            if self._is_serial():
-                self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
-            else:
-                self._plan_source.plan = Plan(self._recipe, plain)
-                self._pool.start(self._num_workers, self._set_up)
-                self._runs[0].call_threads()
+        first = self._first
+        if first is not None and first.is_made:
+            self._judge()
+        elif first is not None:
+            patience = first.deadline - time.monotonic()
+            if patience > 0:
+                return patience
+            self._let_all_in()  # a dataset may wait for its other threads: better early than for ever
         if not self._pool.parking.has_parked:
             return None
         self._pool.parking.look(time.perf_counter())  # those that run may all be stuck in user code
         return PERIOD_SECONDS
+
+    def _judge(self) -> None:
+        """The first sample was made, by thread 0 alone: let the other threads in, unless it opened what they must not share."""
+        self._first = None
+        self._guard.is_tried = True
+        if not self._is_serial():
+            self._plan_source.plan = Plan(self._recipe, plain)
+            self._let_all_in()
+        elif self._pool.num_started == 1:
+            self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
+        else:
+            self._close(0.0)
+            raise RuntimeError(
+                f"StageLoader: the first sample took more than {FIRST_SAMPLE_SECONDS:g} s, and only then opened a handle that "
+                "threads must not share. What was loaded meanwhile may be wrong and is not delivered. Open the handle "
+                "in the dataset's __init__, or pass isolation='serial'."
+            )
+
+    def _let_all_in(self) -> None:
+        if self._pool.num_started < self._num_workers:
+            self._pool.start(self._num_workers, self._set_up)
+            self._runs[0].call_threads()
 
     def _timed_out(self, run: Run) -> str:
         """torch's words, then what is late and the stack of the thread that is on it."""
@@ -200,6 +234,11 @@ class ThreadedIterator(_BaseDataLoaderIter):
         _abandon(self._pool, self._runs)
         self._runs.clear()
         return self._pool.join(time.monotonic() + wait_seconds)
+
+    @property
+    def _workers(self) -> list[threads.Handle]:
+        """The threads as frameworks look at torch's worker processes; also before they have started."""
+        return [threads.Handle(self._pool.workers, number) for number in range(self._num_workers)]
 
     def close(self) -> None:
         """End the threads and wait for them; one that stays in user code for 1.5 s is named in a warning and let go."""

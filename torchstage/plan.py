@@ -92,8 +92,9 @@ class Source:
 class FirstSample:
     """Tells when the first sample was made, whatever came of it: only then can be seen what the dataset opened for it."""
 
-    def __init__(self, announce: Callable[[None], None]) -> None:
+    def __init__(self, announce: Callable[[None], None], deadline: float) -> None:
         self._announce = announce
+        self.deadline = deadline  # on time.monotonic's clock: how long it is waited for
         self.is_made = False
 
     def watch(self, function: Function) -> Function:

@@ -3,19 +3,21 @@
 A loader thread looks like one of torch's workers: ``get_worker_info()`` answers, grad mode, inference mode, autocast and
 the current device are the consumer's, torch uses one core in it, and ``worker_init_fn`` has run.
 
-Guarantees: nothing process-wide is changed but the code of ``get_worker_info``, which answers elsewhere what it always did;
+Guarantees: nothing process-wide is changed but the code of ``torch.utils.data.get_worker_info`` and ``torch.initial_seed``,
+which answer elsewhere what they always did;
 ``worker_init_fn`` leaves the process's random generators as they were.
 """
 
 import ctypes
+import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
 import numpy as np
@@ -23,18 +25,21 @@ import torch
 import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 
+from torchstage.engine.segment import Worker
+
 MODE_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")  # device types whose autocast mode a thread takes over
 
 
 class _ThisThread(threading.local):
     info: Any = None
+    initial_seed: int = 0
     modes: ExitStack | None = None
 
 
 _this_thread = _ThisThread()
 
 
-# What get_worker_info answers --------------------------------------------------------------------------------------------
+# What torch's functions answer -------------------------------------------------------------------------------------------
 
 
 def _answer(elsewhere: Any) -> Any:
@@ -49,16 +54,26 @@ def _answer(elsewhere: Any) -> Any:
     return elsewhere if caller.f_globals is torch_collate.__dict__ else info
 
 
+def _answer_seed(elsewhere: int) -> int:
+    """The seed of this loader thread, as in torch's worker of the same number; elsewhere the process's."""
+    return elsewhere if _this_thread.info is None else _this_thread.initial_seed
+
+
 def _get_worker_info() -> Any:
     return _torchstage_answer(_worker_info)  # type: ignore[name-defined]  # noqa: F821  # globals of torch's module
 
 
-def install_worker_info() -> None:
-    """Make ``get_worker_info`` answer in loader threads, whoever imported it and when: its code is replaced, not its name."""
-    function = torch_worker.get_worker_info
-    if function.__code__ is not _get_worker_info.__code__:
-        torch_worker.__dict__["_torchstage_answer"] = _answer
-        function.__code__ = cast(CodeType, _get_worker_info.__code__)
+def _initial_seed() -> int:
+    return _torchstage_answer_seed(default_generator.initial_seed())  # type: ignore[name-defined]  # noqa: F821  # likewise
+
+
+def install_answers() -> None:
+    """Let ``get_worker_info`` and ``initial_seed`` answer in loader threads, whoever imported them and when: their code is
+    replaced, not their names."""
+    torch_worker.__dict__["_torchstage_answer"] = _answer
+    torch_worker.get_worker_info.__code__ = cast(FunctionType, _get_worker_info).__code__
+    torch.random.__dict__["_torchstage_answer_seed"] = _answer_seed
+    torch.random.initial_seed.__code__ = cast(FunctionType, _initial_seed).__code__
 
 
 def worker_info(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
@@ -76,10 +91,12 @@ def worker_info(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
 def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn: Callable[[int], Any] | None) -> None:
     """Make the calling thread loader thread ``number``. Raises what ``init_fn`` raises."""
     use_one_core()
+    _this_thread.initial_seed = base_seed + number
     _this_thread.info = worker_info(number, num_workers, base_seed + number, dataset)
     if init_fn is not None:
         with generators_seeded_and_restored(base_seed, number):
             init_fn(number)
+            _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called torch.manual_seed
 
 
 @contextmanager
@@ -128,6 +145,38 @@ def _openmp_runtimes() -> list[ctypes.CDLL]:
             except OSError:
                 continue
     return _found_runtimes
+
+
+class Handle:
+    """A loader thread, looked at as one of torch's worker processes: alive or not, with this process's id."""
+
+    def __init__(self, workers: Sequence[Worker], number: int) -> None:
+        self._workers = workers
+        self._number = number
+        self.pid = os.getpid()
+
+    @property
+    def _thread(self) -> threading.Thread | None:
+        return self._workers[self._number].thread if self._number < len(self._workers) else None
+
+    @property
+    def name(self) -> str | None:
+        """The thread's name; None before it has started."""
+        return self._thread.name if self._thread else None
+
+    def is_alive(self) -> bool:
+        """Whether it has started and not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def exitcode(self) -> int | None:
+        """None before it has ended, then 0: a thread has no other way to end."""
+        return 0 if self._thread is not None and not self._thread.is_alive() else None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, at most ``timeout`` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
 
 
 # Modes that belong to a thread ---------------------------------------------------------------------------------------------

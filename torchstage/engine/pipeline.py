@@ -53,6 +53,11 @@ class Pool:
             self.workers.append(worker)  # before it starts: Ctrl-C in start() must not leave a thread that nobody ends
             worker.start(set_up)
 
+    @property
+    def num_started(self) -> int:
+        """Threads started so far."""
+        return len(self.workers)
+
     def call_threads_to(self, batch: Batch) -> None:
         """Let as many threads come to the batch as there is work in it for: all of them where samples are dear, so that
         the batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work."""
