@@ -9,14 +9,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+import torch.utils.data as torch_data
+
+_default_collate: Callable[[Any], Any] = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
 MAX_LINES = 8  # of a diagnosis: the first few odd samples tell the story
 
 
 def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence[Any]], Any]:
-    """``collate_fn`` with the batch's dataset indices beside it: an error of torch's own ``default_collate`` gets a note."""
-    if collate_fn is not default_collate:
+    """``collate_fn`` that is told the dataset indices too: an error of torch's own ``default_collate`` gets a note."""
+    if collate_fn is not _default_collate:
         return lambda samples, indices: collate_fn(samples)
 
     def collate(samples: list[Any], indices: Sequence[Any]) -> Any:
@@ -32,7 +34,7 @@ def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence
 
 
 def diagnose(samples: Sequence[Any], indices: Sequence[Any]) -> list[str]:
-    """A line for each field of a sample that differs from what most samples of the batch have: dataset index, field, shapes."""
+    """A line for each field that differs from what most samples of the batch have: dataset index, field, shapes."""
     lines = list(_differences("sample", list(samples), list(indices)))
     return lines[:MAX_LINES] + ([f"... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
 
@@ -55,15 +57,15 @@ def _differences(field: str, values: list[Any], indices: list[Any]) -> Iterator[
 
 
 def _kind(value: Any) -> str:
-    """What has to be the same for values to be collated: shape of a tensor, keys of a mapping, length of a sequence."""
+    """What must be the same for values to be collated: shape of a tensor, keys of a mapping, length of a sequence."""
+    name: str = type(value).__name__
     if isinstance(value, torch.Tensor | np.ndarray):
-        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+        shape: Any = cast("Any", value).shape
+        return f"{name} of shape {tuple(shape)}"
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} with keys {sorted(map(repr, cast('Mapping[Any, Any]', value)))}"
+        return f"{name} with keys {sorted(map(repr, cast('Mapping[Any, Any]', value)))}"
     if isinstance(value, bool | int | float):
         return "a number"
-    if isinstance(value, str | bytes):
-        return type(value).__name__
-    if isinstance(value, Sequence):
-        return f"{type(value).__name__} of length {len(cast('Sequence[Any]', value))}"
-    return type(value).__name__
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return f"{name} of length {len(cast('Sequence[Any]', value))}"
+    return name

@@ -1,13 +1,13 @@
 """Errors: a failure and where it happened in, the user's own exception with a note that says so out.
 
-Guarantees: the exception raised is the object that user code raised, with its own traceback; only StopIteration, which would
-silently end the epoch, is wrapped.
+Guarantees: the exception raised is the object that user code raised, with its own traceback; only StopIteration, which
+would silently end the epoch, is wrapped.
 """
 
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch
@@ -27,8 +27,8 @@ def placed(error: BaseException, where: str) -> BaseException:
     """The same exception with a note that names its place, or a RuntimeError caused by it if it is a StopIteration."""
     if isinstance(error, StopIteration):
         wrapper = RuntimeError(
-            f"StopIteration was raised in {where}. It would have ended the epoch in silence; raise IndexError, or end the "
-            "sampler earlier."
+            f"StopIteration was raised in {where}. It would have ended the epoch in silence; raise IndexError, or end "
+            "the sampler earlier."
         )
         wrapper.__cause__ = error
         return wrapper
@@ -51,15 +51,19 @@ def file_of(dataset: Any, index: Any) -> str | None:
             return None
         dataset = dataset.dataset
     for name in ("samples", "imgs"):
-        entries = getattr(dataset, name, None)
-        if isinstance(entries, Sequence) and isinstance(index, int) and -len(entries) <= index < len(entries):
-            entry: Any = entries[index]
-            path: Any = entry[0] if isinstance(entry, tuple) and entry else entry
+        entries: Any = getattr(dataset, name, None)
+        if isinstance(entries, list | tuple) and isinstance(index, int):
+            try:
+                entry: Any = cast("Sequence[Any]", entries)[index]
+                path: Any = entry if isinstance(entry, str) else entry[0]
+            except (IndexError, TypeError, KeyError):
+                return None
             return path if isinstance(path, str) else None
     return None
 
 
 def stack_of(worker: Worker) -> str:
     """The Python stack of a thread at this moment, innermost call last."""
-    frame = sys._current_frames().get(worker.thread.ident or 0)
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
+    frame = frames.get(worker.thread.ident or 0)
     return "".join(traceback.format_stack(frame)) if frame else "(it has just ended)\n"

@@ -1,14 +1,15 @@
 """Isolation: a dataset and its functions in, what two threads must not use at once out.
 
-A first guard: open files, archives, sqlite, HDF5, LMDB and PyAV objects are looked for before and after the first sample. A
-dataset that holds one is used by one thread at a time.
+A first guard: open files, archives, sqlite, HDF5, LMDB and PyAV objects are looked for before and after the first
+sample. A dataset that holds one is used by one thread at a time.
 
-Guarantees: the search is bounded in depth, number and time; it calls no user code; a dataset that was found to hold a handle
-is serialised in every loader of this process that reaches the same holder.
+Guarantees: the search is bounded in depth, number and time; it calls no user code; a dataset that was found to hold a
+handle is serialised in every loader of this process that reaches the same holder.
 """
 
 import io
 import logging
+import os
 import sqlite3
 import sys
 import tarfile
@@ -19,23 +20,28 @@ import warnings
 import weakref
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, cast
+
+import torch
 
 Isolation = Literal["auto", "shared", "serial"]
 ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "serial")
 
 MAX_DEPTH = 8
 MAX_OBJECTS = 4_000
-MAX_SECONDS = 0.003  # an epoch starts in under 5 ms
+MAX_SECONDS = 0.003  # of CPU time: an epoch starts in under 5 ms
+MAX_FIRST_SECONDS = 0.05  # the first time
 NUM_ELEMENTS = 16  # of each container, from its front and from its end: elements of one container are alike
 
 UNSAFE_TYPES = (io.IOBase, tarfile.TarFile, zipfile.ZipFile, sqlite3.Connection, sqlite3.Cursor)
 UNSAFE_PACKAGES = {"h5py", "lmdb", "av"}  # any object whose class comes from there
-PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, logging.Logger)
-OPAQUE_PACKAGES = {"torch", "numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
+PLAIN: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType)
+OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
+OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,17 @@ class Found:
 
     path: str
     kind: str
-    lock: threading.RLock  # type: ignore[valid-type]
+    lock: Any  # a threading.RLock
 
 
-def find_handle(**roots: Any) -> Found | None:
-    """The first handle that can be reached from the named objects, nearest first; None if none was found within bounds."""
-    stop = time.perf_counter() + MAX_SECONDS
+def find_handle(max_seconds: float, **roots: Any) -> Found | None:
+    """The nearest handle that can be reached from the named objects; None if there is none within bounds."""
+    stop = time.thread_time() + max_seconds
     seen: set[int] = set()
     waiting = deque((name, root, root, 0) for name, root in roots.items() if root is not None)
-    while waiting and len(seen) < MAX_OBJECTS and time.perf_counter() < stop:
+    while waiting and len(seen) < MAX_OBJECTS and time.thread_time() < stop:
         path, value, holder, depth = waiting.popleft()
-        if id(value) in seen or isinstance(value, PLAIN):
+        if id(value) in seen or isinstance(value, (*PLAIN, *OPAQUE)):
             continue
         seen.add(id(value))
         if _is_handle(value):
@@ -66,9 +72,9 @@ def find_handle(**roots: Any) -> Found | None:
 
 def _is_handle(value: Any) -> bool:
     if isinstance(value, UNSAFE_TYPES):
-        is_standard = value in (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-        return not is_standard and not getattr(value, "closed", False)
-    return _packages(value).isdisjoint(UNSAFE_PACKAGES) is False and not isinstance(value, type | types.FunctionType)
+        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+        return not any(value is stream for stream in standard) and not getattr(value, "closed", False)
+    return not _packages(value).isdisjoint(UNSAFE_PACKAGES)
 
 
 def _packages(value: Any) -> set[str]:
@@ -79,26 +85,31 @@ def _insides(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, each with the words that lead there."""
     if isinstance(value, partial):
         call = cast("partial[Any]", value)
-        yield from ((f".{name}", inner) for name, inner in (("func", call.func), ("args", call.args), ("keywords", call.keywords)))
+        yield from (
+            (f".{name}", inner)
+            for name, inner in (("func", call.func), ("args", call.args), ("keywords", call.keywords))
+        )
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _function_insides(value)
-    elif isinstance(value, Mapping):
-        entries: list[Any] = _ends(list(_some(cast("Mapping[Any, Any]", value).items())))
-        yield from ((f"[{key!r}]", inner) for key, inner in entries)
-    elif isinstance(value, list | tuple | deque):
-        for position, inner in _numbered_ends(cast("Sequence[Any]", value)):
-            yield f"[{position}]", inner
-    elif isinstance(value, set | frozenset):
-        yield from (("{...}", inner) for inner in _some(cast("set[Any]", value)))
-    if not isinstance(value, type) and _packages(value).isdisjoint(OPAQUE_PACKAGES - {"torch"}) and not _is_tensor(value):
+    elif isinstance(value, dict):
+        entries = _some(dict[Any, Any].items(cast("dict[Any, Any]", value)))
+        yield from ((f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", inner) for key, inner in entries)
+    elif isinstance(value, list | tuple):
+        yield from _ends(list if isinstance(value, list) else tuple, value)
+    elif isinstance(value, set | frozenset | deque):
+        yield from (("[...]", inner) for inner in _some(cast("set[Any]", value)))
+    if not isinstance(value, type) and _packages(value).isdisjoint(OPAQUE_PACKAGES):
         yield from _attributes(value)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, inner in list(getattr(value, "__dict__", {}).items()):
-        yield f".{name}", inner
+    try:  # not getattr: that may call the user's __getattr__
+        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = {}
+    yield from ((f".{name}", inner) for name, inner in own.copy().items())
     for cls in type(value).__mro__:
         if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
             continue
@@ -113,6 +124,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         for name, inner in list(cls.__dict__.items()):
             if _is_handle(inner):
                 yield f".{name}", inner
+            elif isinstance(inner, types.FunctionType):
+                yield from ((f".{name}{step}", handle) for step, handle in _global_handles(inner))
 
 
 def _function_insides(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -123,53 +136,58 @@ def _function_insides(function: types.FunctionType) -> Iterator[tuple[str, Any]]
             continue
     for position, default in enumerate(function.__defaults__ or ()):
         yield f".__defaults__[{position}]", default
+    yield from _global_handles(function)
+
+
+def _global_handles(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name in function.__code__.co_names:
         inner = function.__globals__.get(name)
         if inner is not None and _is_handle(inner):
             yield f".<global>.{name}", inner
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(type(value), "__torch_function__") and hasattr(type(value), "untyped_storage")
-
-
-def _some(values: Any) -> list[Any]:
+def _some(values: Iterable[Any]) -> list[Any]:
     """The first elements of something that another thread may be changing just now."""
     try:
-        return [value for value, _ in zip(values, range(2 * NUM_ELEMENTS), strict=False)]
+        return list(islice(values, 2 * NUM_ELEMENTS))
     except RuntimeError:  # changed size during iteration
         return []
 
 
-def _ends(values: list[Any]) -> list[Any]:
-    return values[:NUM_ELEMENTS] + values[NUM_ELEMENTS:][-NUM_ELEMENTS:]
+def _ends(kind: Any, values: Any) -> Iterator[tuple[str, Any]]:
+    """The first and the last elements of a list or tuple, read past whatever a subclass overrides."""
+    length = kind.__len__(values)
+    for position in (*range(min(length, NUM_ELEMENTS)), *range(max(NUM_ELEMENTS, length - NUM_ELEMENTS), length)):
+        try:
+            yield f"[{position}]", kind.__getitem__(values, position)
+        except IndexError:  # it became shorter meanwhile
+            return
 
 
-def _numbered_ends(values: Sequence[Any]) -> list[tuple[int, Any]]:
-    length = len(values)
-    positions = [*range(min(length, NUM_ELEMENTS)), *range(max(NUM_ELEMENTS, length - NUM_ELEMENTS), length)]
-    try:
-        return [(position, values[position]) for position in positions]
-    except IndexError:  # it became shorter meanwhile
-        return []
-
-
-_locks: dict[int, Any] = {}
-_locks_lock = threading.Lock()
+_locks: dict[int, Any] = {}  # by the id of what holds a handle
 
 
 def _lock_of(holder: Any, handle: Any) -> Any:
     """One lock for each object that holds a handle, so that two loaders over the same dataset use it in turn."""
     for owner in (holder, handle):
+        lock = threading.RLock()
         try:
-            with _locks_lock:
-                if id(owner) not in _locks:
-                    weakref.finalize(owner, _locks.pop, id(owner), None).atexit = False
-                    _locks[id(owner)] = threading.RLock()
-                return _locks[id(owner)]
-        except TypeError:  # it cannot be referenced weakly
-            continue
+            if _locks.setdefault(id(owner), lock) is lock:
+                weakref.finalize(owner, _locks.pop, id(owner), None).atexit = False
+            return _locks[id(owner)]
+        except TypeError:  # it cannot be referenced weakly, so nobody would tell when its id belongs to another object
+            del _locks[id(owner)]
     return threading.RLock()
+
+
+def _free_locks() -> None:
+    """In a forked child: a lock may be held by a thread that stayed behind in the parent."""
+    for lock in _locks.values():
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_locks)
 
 
 class Guard:
@@ -197,7 +215,8 @@ class Guard:
     def must_serialise(self, dataset: Any, collate_fn: Any, *, warn: bool = True) -> bool:
         """Whether one thread at a time may use the dataset, as it is now. Warns once a loader, naming the handle."""
         if self.isolation == "auto" and self._lock is None:
-            found = find_handle(dataset=dataset, collate_fn=collate_fn)
+            max_seconds = MAX_SECONDS if self.is_tried else MAX_FIRST_SECONDS
+            found = find_handle(max_seconds, dataset=dataset, collate_fn=collate_fn)
             if found is not None:
                 self._lock = found.lock
                 if warn:

@@ -2,18 +2,19 @@
 
 Both are torch's ``_BaseDataLoaderIter``, which makes the sampler's iterator and draws the base seed.
 
-Guarantees: nothing starts before the first ``__next__``; dropping the iterator ends its threads, and no thread refers to it;
-an error is raised in its place in the order and does not end the epoch.
+Guarantees: nothing starts before the first ``__next__``; dropping the iterator ends its threads, and no thread refers
+to it; an error is raised in its place in the order and does not end the epoch.
 """
 
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import threads
 from torchstage.engine.parking import PERIOD_SECONDS
@@ -21,6 +22,7 @@ from torchstage.engine.pipeline import Pool, Run
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch, Nobody
 from torchstage.errors import place, placed, stack_of
+from torchstage.isolation import Guard
 from torchstage.plan import FirstSample, Plan, Recipe, Source, plain, trial, window
 
 if TYPE_CHECKING:
@@ -41,11 +43,19 @@ def _recipe(iterator: Any, modes: threads.Modes) -> Recipe:
     )
 
 
+_is_profiled: Callable[[], bool] = vars(torch.autograd)["_profiler_enabled"]  # torch leaves it untyped
+
+
 class _Iterator(_BaseDataLoaderIter):
-    """What both have in common."""
+    """What both have in common. The annotations are of torch's own attributes, which it leaves untyped."""
+
+    _dataset: Any
+    _collate_fn: Any
+    _sampler_iter: Any
+    _base_seed: Any
 
     def __next__(self) -> Any:
-        if torch.autograd._profiler_enabled():  # torch's own marks the batch for the profiler: 20 us that nobody sees else
+        if _is_profiled():  # torch's own marks the batch for the profiler: 20 us that nobody sees otherwise
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
@@ -55,30 +65,29 @@ class _Iterator(_BaseDataLoaderIter):
 class InlineIterator(_Iterator):
     """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works."""
 
-    def __init__(self, loader: "StageLoader[Any]") -> None:
-        super().__init__(loader)
+    def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
+        super().__init__(cast(Any, loader))
         if self._timeout != 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
-        guard = loader._guard
         is_shared = guard.is_needed_inline and guard.must_serialise(self._dataset, self._collate_fn, warn=False)
         self._plan = Plan(_recipe(self, threads.Modes.of_this_thread()), guard.serialised if is_shared else plain)
         self._num_batches = 0
 
     def _next_data(self) -> Any:
-        index = self._next_index()
-        indices, chain = self._plan.take(index)
+        indices, chain = self._plan.take(next(self._sampler_iter))
         batch = Batch(self._num_batches, indices, chain, Nobody())
         self._num_batches += 1
-        stage, slot = chain.stage, 0
+        stage: str = chain.stage
+        slot: int | None = 0
         try:
             value: Any = []
-            for slot, index in enumerate(indices):
-                value.append(chain.sample(index))
-            for stage, step in chain.finish:
+            for slot in range(batch.size):
+                value.append(chain.sample(indices[slot]))
+            slot = None
+            for stage, step in chain.finish:  # noqa: B007  # named after an error
                 value = step(value, indices)
         except Exception as error:
-            in_sample = stage == chain.stage
-            named = placed(error, place(batch, stage, slot if in_sample else None, self._dataset))
+            named = placed(error, place(batch, stage, slot, self._dataset))
             if named is error:
                 raise
             raise named from error
@@ -88,10 +97,10 @@ class InlineIterator(_Iterator):
 class ThreadedIterator(_Iterator):
     """Batches made by ``num_workers`` threads that share each batch sample by sample."""
 
-    def __init__(self, loader: "StageLoader[Any]") -> None:
-        super().__init__(loader)
+    def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
+        super().__init__(cast(Any, loader))
         threads.install_answers()
-        self._guard = loader._guard
+        self._guard = guard
         self._in_order = loader.in_order
         self._window = partial(window, loader.prefetch_factor or 0, self._num_workers)
         self._set_up = partial(
@@ -101,11 +110,10 @@ class ThreadedIterator(_Iterator):
             dataset=self._dataset,
             init_fn=loader.worker_init_fn,
         )
-        self._pool = Pool(self._num_workers, "torchstage-fetch")
+        self._pool = self.pool = Pool(self._num_workers, "torchstage-fetch")
         self._runs: list[Run] = []  # the run of this epoch, once it has started: shared with the finalizer
         self._finalizer = weakref.finalize(self, _abandon, self._pool, self._runs)
         self._finalizer.atexit = False  # the engine ends every thread at exit
-        self._is_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -117,7 +125,7 @@ class ThreadedIterator(_Iterator):
     def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
         """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""
         self._leave_run()
-        super()._reset(loader, first_iter)
+        super()._reset(cast(Any, loader), first_iter)
         self._begin()
 
     def _next_data(self) -> Any:
@@ -145,14 +153,14 @@ class ThreadedIterator(_Iterator):
             del failure, batch  # its traceback refers to this frame: let nothing here refer back to it
 
     def _start(self) -> Run:
-        """Start the threads and admit the window. Inside the first ``__next__``: Lightning calls iter() before it is ready."""
+        """Start the threads and admit the window, inside the first ``__next__``: Lightning calls iter() too early."""
         try:
             self._pool.start(1, self._set_up)
             run = Run(self._pool, self._source(), self._window, self._in_order)
             self._runs.append(run)
             if self._is_serial():
                 self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
-            elif self._guard.is_tried or self._num_workers == 1:
+            elif self._guard.is_tried:
                 self._pool.start(self._num_workers, self._set_up)
             else:
                 self._first = FirstSample(run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
@@ -171,7 +179,7 @@ class ThreadedIterator(_Iterator):
         return self._guard.must_serialise(self._dataset, self._collate_fn, warn=self._num_workers > 1)
 
     def _attend(self) -> float | None:
-        """What the consumer looks after when it is about to wait. Returns in how many seconds it wants to be called again."""
+        """What the consumer looks after when it is about to wait; in how many seconds it wants to be called again."""
         first = self._first
         if first is not None and first.is_made:
             self._judge()
@@ -179,14 +187,15 @@ class ThreadedIterator(_Iterator):
             patience = first.deadline - time.monotonic()
             if patience > 0:
                 return patience
-            self._let_all_in()  # a dataset may wait for its other threads: better early than for ever
+            if self._pool.num_started < self._num_workers:  # a dataset may wait for its other threads
+                self._let_all_in()
         if not self._pool.parking.has_parked:
             return None
         self._pool.parking.look(time.perf_counter())  # those that run may all be stuck in user code
         return PERIOD_SECONDS
 
     def _judge(self) -> None:
-        """The first sample was made, by thread 0 alone: let the other threads in, unless it opened what they must not share."""
+        """Thread 0 made the first sample: let the other threads in, unless it opened what they must not share."""
         self._first = None
         self._guard.is_tried = True
         if not self._is_serial():
@@ -197,15 +206,18 @@ class ThreadedIterator(_Iterator):
         else:
             self._close(0.0)
             raise RuntimeError(
-                f"StageLoader: the first sample took more than {FIRST_SAMPLE_SECONDS:g} s, and only then opened a handle that "
-                "threads must not share. What was loaded meanwhile may be wrong and is not delivered. Open the handle "
-                "in the dataset's __init__, or pass isolation='serial'."
+                f"StageLoader: the first sample took more than {FIRST_SAMPLE_SECONDS:g} s, and only then opened a "
+                "handle that threads must not share. What was loaded meanwhile may be wrong and is not delivered. "
+                "Open the handle in the dataset's __init__, or pass isolation='serial'."
             )
 
     def _let_all_in(self) -> None:
-        if self._pool.num_started < self._num_workers:
+        try:
             self._pool.start(self._num_workers, self._set_up)
-            self._runs[0].call_threads()
+        except BaseException:
+            self._close(0.0)
+            raise
+        self._runs[0].call_threads()
 
     def _timed_out(self, run: Run) -> str:
         """torch's words, then what is late and the stack of the thread that is on it."""
@@ -242,14 +254,19 @@ class ThreadedIterator(_Iterator):
 
     def close(self) -> None:
         """End the threads and wait for them; one that stays in user code for 1.5 s is named in a warning and let go."""
-        for worker in self._close(CLOSE_WAIT_SECONDS):
-            warnings.warn(
-                f"StageLoader: thread {worker.thread.name} is still in {worker.place()}; it ends when that returns.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        warn_of(self._close(CLOSE_WAIT_SECONDS))
 
     _shutdown_workers = close  # the name by which frameworks know it
+
+
+def warn_of(stuck: list[Worker]) -> None:
+    """Name each thread that is still in user code although its pool was closed."""
+    for worker in stuck:
+        warnings.warn(
+            f"StageLoader: thread {worker.thread.name} is still in {worker.place()}; it ends when that returns.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _abandon(pool: Pool, runs: list[Run]) -> None:

@@ -1,20 +1,22 @@
 """Loader: what DataLoader takes in, what DataLoader yields out, made by threads.
 
-Guarantees: for deterministic datasets the same batches, in the same order, of the same types, with the same errors and the
-same draws from the random generators as torch's DataLoader, for every number of threads.
+Guarantees: for deterministic datasets the same batches, in the same order, of the same types, with the same errors and
+the same draws from the random generators as torch's DataLoader, for every number of threads.
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
+from torchstage.engine.pipeline import Pool
 from torchstage.isolation import Guard, Isolation
-from torchstage.iterators import InlineIterator, ThreadedIterator
+from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -24,19 +26,19 @@ class StageLoader(DataLoader[T_co]):
 
     Takes DataLoader's arguments, in its order and with its meanings, and yields the same batches. What differs:
 
-    - Map-style datasets: ``num_workers=N`` threads share the one dataset object and each batch, sample by sample. Nothing is
-      copied or pickled. Threads beyond the number of cores work only while the others wait for something.
-    - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at most
-      ``max(prefetch_factor, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or with ``__getitems__``,
-      ``prefetch_factor * num_workers + 1``.
-    - Iterable datasets, data pipes, and every dataset when ``multiprocessing_context`` is given, are loaded by torch's own
-      worker processes.
+    - Map-style datasets: ``num_workers=N`` threads share the one dataset object and each batch, sample by sample.
+      Nothing is copied or pickled. Threads beyond the number of cores work only while the others wait for something.
+    - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at
+      most ``max(prefetch_factor, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or with
+      ``__getitems__``, ``prefetch_factor * num_workers + 1``.
+    - Iterable datasets, data pipes, and every dataset when ``multiprocessing_context`` is given, are loaded by torch's
+      own worker processes.
 
     Args:
-        isolation: who may share a map-style dataset. ``"auto"``: if the dataset, a transform or ``collate_fn`` holds an open
-            file, archive, sqlite, HDF5, LMDB or PyAV object before or after the first sample, it is used by one thread at a
-            time, with one warning that names the attribute. ``"shared"``: all threads use it; you know that it is safe.
-            ``"serial"``: one thread at a time.
+        isolation: who may share a map-style dataset. ``"auto"``: if the dataset, a transform or ``collate_fn`` holds an
+            open file, archive, sqlite, HDF5, LMDB or PyAV object before or after the first sample, it is used by one
+            thread at a time, with one warning that names the attribute. ``"shared"``: all threads use it; you know that
+            it is safe. ``"serial"``: one thread at a time.
 
     Raises:
         ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.
@@ -65,6 +67,7 @@ class StageLoader(DataLoader[T_co]):
         isolation: Isolation = "auto",
     ) -> None:
         self._guard = Guard(isolation)
+        self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         super().__init__(
             dataset,
@@ -97,12 +100,17 @@ class StageLoader(DataLoader[T_co]):
         return iterator
 
     def _new_iterator(self) -> Any:
-        if isinstance(self.dataset, IterableDataset | MapDataPipe) or self.multiprocessing_context is not None:
+        if (
+            isinstance(self.dataset, IterableDataset | MapDataPipe)
+            or cast(Any, self).multiprocessing_context is not None
+        ):
             return super()._get_iterator()  # torch's own iterators
         if self.num_workers == 0:
-            return InlineIterator(self)
+            return InlineIterator(self, self._guard)
         self.check_worker_number_rationality()
-        return ThreadedIterator(self)
+        iterator = ThreadedIterator(self, self._guard)
+        self._pools = [pool for pool in self._pools if not pool.has_ended] + [iterator.pool]
+        return iterator
 
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
@@ -115,6 +123,11 @@ class StageLoader(DataLoader[T_co]):
             if shut_down is not None:
                 shut_down()
         self._live.clear()
+        deadline = time.monotonic() + CLOSE_WAIT_SECONDS
+        for pool in self._pools:  # also of iterators that were dropped: their threads may still be in user code
+            pool.abandon()
+            warn_of(pool.join(deadline))
+        self._pools = []
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +138,7 @@ class StageLoader(DataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_live"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_pools")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _live=weakref.WeakSet())
+        self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[])

@@ -1,7 +1,7 @@
 """Plan: a loader's dataset and functions in, what the engine does with each index of its sampler out.
 
-Guarantees: for every kind of dataset the same calls as torch's fetcher makes; a list that the sampler yields is copied, so
-that the sampler may go on changing it.
+Guarantees: for every kind of dataset the same calls as torch's fetcher makes; a list that the sampler yields is copied,
+so that the sampler may go on changing it.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 from torchstage.collate import explained
 from torchstage.engine.ticket import Batch, Chain
@@ -34,32 +34,41 @@ class Recipe:
 
 
 class Plan:
-    """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around every user function."""
+    """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions."""
 
     def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function]) -> None:
         dataset = recipe.dataset
         self._is_batched = recipe.is_batched
         self._takes_batches = bool(recipe.is_batched and getattr(dataset, "__getitems__", None))
-        one = partial(getitem, dataset)
-        many = dataset.__getitems__ if self._takes_batches else lambda indices: [dataset[index] for index in indices]
+        one: Function = partial(getitem, dataset)
+        whole: Function = one
+        if self._takes_batches:
+            whole = dataset.__getitems__
+        elif recipe.is_batched:
+            whole = partial(_each, dataset)
         collate = wrap(explained(recipe.collate_fn))
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
         self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
-        whole = many if recipe.is_batched else one
-        self._as_whole = Chain(wrap(whole), (("collate", partial(_collate_whole, collate)), *pin), recipe.enter, takes_whole=True)
+        self._as_whole = Chain(
+            wrap(whole), (("collate", partial(_collate_whole, collate)), *pin), recipe.enter, takes_whole=True
+        )
 
     def take(self, index: Any) -> tuple[Sequence[Any], Chain]:
         """The tickets of one batch and the chain that makes it.
 
-        A batch is shared out sample by sample, unless the dataset takes it whole (``__getitems__``), batching is off, or
-        it is empty: then it is one ticket whose value is all there is.
+        A batch is shared out sample by sample, unless the dataset takes it whole (``__getitems__``), batching is off,
+        or it is empty: then it is one ticket whose value is all there is.
         """
         if not self._is_batched:
             return (index,), self._as_whole
         if self._takes_batches:
-            return (list(index) if isinstance(index, list) else index,), self._as_whole
+            return (list(cast("list[Any]", index)) if isinstance(index, list) else index,), self._as_whole
         indices = list(index)
         return (indices, self._by_sample) if indices else ((indices,), self._as_whole)
+
+
+def _each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
+    return [dataset[index] for index in indices]
 
 
 def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any]) -> Any:
@@ -68,8 +77,8 @@ def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any])
 
 
 def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
-    """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples, and the one
-    that is handed out. Where a ticket is a whole batch, torch's own count: ``prefetch_factor`` for each thread."""
+    """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples, and the
+    one that is handed out. Where a ticket is a whole batch, torch's own count: ``prefetch_factor`` for each thread."""
     if batch.chain.takes_whole:
         return max(1, prefetch_factor) * num_threads + 1
     return max(prefetch_factor, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
@@ -90,7 +99,7 @@ class Source:
 
 
 class FirstSample:
-    """Tells when the first sample was made, whatever came of it: only then can be seen what the dataset opened for it."""
+    """Tells when the first sample was made, whatever came of it: then can be seen what the dataset opened for it."""
 
     def __init__(self, announce: Callable[[None], None], deadline: float) -> None:
         self._announce = announce

@@ -1,10 +1,10 @@
 """Threads: what user code sees of the thread it runs in.
 
-A loader thread looks like one of torch's workers: ``get_worker_info()`` answers, grad mode, inference mode, autocast and
-the current device are the consumer's, torch uses one core in it, and ``worker_init_fn`` has run.
+A loader thread looks like one of torch's workers: ``get_worker_info()`` answers, grad mode, inference mode, autocast
+and the current device are the consumer's, torch uses one core in it, and ``worker_init_fn`` has run.
 
-Guarantees: nothing process-wide is changed but the code of ``torch.utils.data.get_worker_info`` and ``torch.initial_seed``,
-which answer elsewhere what they always did;
+Guarantees: nothing process-wide is changed but the code of ``torch.utils.data.get_worker_info`` and of
+``torch.initial_seed``, which answer elsewhere what they always did;
 ``worker_init_fn`` leaves the process's random generators as they were.
 """
 
@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ from torchstage.engine.segment import Worker
 MODE_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")  # device types whose autocast mode a thread takes over
 
 
+_numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]  # torch leaves it untyped
+
+
 class _ThisThread(threading.local):
     info: Any = None
     initial_seed: int = 0
@@ -39,7 +42,7 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-# What torch's functions answer -------------------------------------------------------------------------------------------
+# What torch's functions answer ------------------------------------------------------------------------------
 
 
 def _answer(elsewhere: Any) -> Any:
@@ -50,7 +53,7 @@ def _answer(elsewhere: Any) -> Any:
     info = _this_thread.info
     if info is None:
         return elsewhere
-    caller: FrameType = sys._getframe(2)
+    caller: FrameType = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
     return elsewhere if caller.f_globals is torch_collate.__dict__ else info
 
 
@@ -68,8 +71,8 @@ def _initial_seed() -> int:
 
 
 def install_answers() -> None:
-    """Let ``get_worker_info`` and ``initial_seed`` answer in loader threads, whoever imported them and when: their code is
-    replaced, not their names."""
+    """Let ``get_worker_info`` and ``initial_seed`` answer in loader threads, whoever imported them and when: their
+    code is replaced, not their names."""
     torch_worker.__dict__["_torchstage_answer"] = _answer
     torch_worker.get_worker_info.__code__ = cast(FunctionType, _get_worker_info).__code__
     torch.random.__dict__["_torchstage_answer_seed"] = _answer_seed
@@ -78,14 +81,14 @@ def install_answers() -> None:
 
 def worker_info(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
     """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
-    known = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
+    known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
     try:
         return torch_worker.WorkerInfo(**known, worker_method="thread")
     except TypeError:
         return torch_worker.WorkerInfo(**known)
 
 
-# Set-up of a thread ------------------------------------------------------------------------------------------------------
+# Set-up of a thread -----------------------------------------------------------------------------------------
 
 
 def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn: Callable[[int], Any] | None) -> None:
@@ -95,12 +98,16 @@ def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn:
     _this_thread.info = worker_info(number, num_workers, base_seed + number, dataset)
     if init_fn is not None:
         with generators_seeded_and_restored(base_seed, number):
-            init_fn(number)
+            try:
+                init_fn(number)
+            except BaseException as error:
+                error.add_note(f"torchstage: raised in worker_init_fn({number})")
+                raise
             _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called torch.manual_seed
 
 
 @contextmanager
-def generators_seeded_and_restored(base_seed: int, number: int) -> Iterator[None]:
+def generators_seeded_and_restored(base_seed: int, number: int) -> Generator[None]:
     """The process's generators seeded as torch seeds them in a worker; afterwards what they were before.
 
     The caller sees to it that nobody draws meanwhile. CUDA's are looked after once CUDA is in use in this process.
@@ -109,7 +116,7 @@ def generators_seeded_and_restored(base_seed: int, number: int) -> Iterator[None
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     torch.default_generator.manual_seed(base_seed + number)
     random.seed(base_seed + number)
-    np.random.seed(torch_worker._generate_state(base_seed, number))
+    np.random.seed(_numpy_seed(base_seed, number))
     try:
         yield
     finally:
@@ -123,8 +130,8 @@ def generators_seeded_and_restored(base_seed: int, number: int) -> Iterator[None
 def use_one_core() -> None:
     """Let torch's operators use one core in the calling thread. Other threads, also later ones, keep their number.
 
-    ``torch.set_num_threads`` would become the default of every thread that torch meets later; OpenMP's own setting is the
-    calling thread's alone. The first call lets torch set that thread up, so that it does not do so afterwards.
+    ``torch.set_num_threads`` would become the default of every thread that torch meets later; OpenMP's own setting is
+    the calling thread's alone. The first call lets torch set that thread up, so that it does not do so afterwards.
     """
     torch.get_num_threads()
     for runtime in _openmp_runtimes():
@@ -138,10 +145,12 @@ def _openmp_runtimes() -> list[ctypes.CDLL]:
     global _found_runtimes
     if _found_runtimes is None:
         _found_runtimes = []
-        folder = Path(torch.__file__).parent / "lib"
+        folder = Path(torch.__file__ or "").parent / "lib"
         for path in sorted(path for name in ("gomp", "iomp5", "omp") for path in folder.glob(f"lib{name}*")):
             try:  # RTLD_NOLOAD: only what this process has loaded already
-                _found_runtimes.append(ctypes.CDLL(str(path), mode=getattr(ctypes, "RTLD_NOLOAD", 4) | ctypes.RTLD_LOCAL))
+                _found_runtimes.append(
+                    ctypes.CDLL(str(path), mode=getattr(ctypes, "RTLD_NOLOAD", 4) | ctypes.RTLD_LOCAL)
+                )
             except OSError:
                 continue
     return _found_runtimes
@@ -179,7 +188,7 @@ class Handle:
             self._thread.join(timeout)
 
 
-# Modes that belong to a thread ---------------------------------------------------------------------------------------------
+# Modes that belong to a thread ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +221,5 @@ class Modes:
 
 
 def _has_accelerator_in_use() -> bool:
-    """Whether asking for the current device is free of side effects: CUDA must not be started by a loader of CPU tensors."""
+    """Whether the current device can be asked for without a side effect: CUDA must not be started by a CPU loader."""
     return torch.cuda.is_initialized() and hasattr(torch, "accelerator") and torch.accelerator.is_available()

@@ -1,7 +1,7 @@
 """Channel: work for threads in, the same work out, first in first out.
 
-Guarantees: put never blocks and takes no lock that Python code can hold, so a finalizer or a signal handler may call it;
-close wakes every waiter, and what was put before it is still taken first.
+Guarantees: put never blocks and takes no lock that Python code can hold, so a finalizer or a signal handler may call
+it; close wakes every waiter, and what was put before it is still taken first.
 """
 
 from queue import SimpleQueue

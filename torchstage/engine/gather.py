@@ -71,8 +71,8 @@ class InFlight:
     def wait(self, timeout_seconds: float | None) -> None:
         """Wait until a batch, or anything else the consumer should look at, is announced; or until the time is over.
 
-        Announcements are hints: whoever is woken looks again at what is done. So one too many costs a look, and one lost
-        costs nothing, because a batch that is done is seen before anyone waits.
+        Announcements are hints: whoever is woken looks again at what is done. So one too many costs a look, and one
+        lost costs nothing, because a batch that is done is seen before anyone waits.
         """
         with suppress(Empty):
             self.wake.get(timeout=timeout_seconds)

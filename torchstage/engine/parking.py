@@ -70,8 +70,8 @@ class Parking:
     def wait_for_room(self) -> None:
         """Park the calling thread if more threads run than may; return when it is called again.
 
-        No thread is forgotten when the pool closes: 1. a thread finds the parking not open yet, 2. ``open`` is called and
-        puts one token for each thread, 3. the thread reaches the gate and takes one. After that it finds the parking open.
+        No thread is forgotten when the pool closes: 1. a thread finds the parking not open yet, 2. ``open`` is called
+        and puts a token for each thread, 3. the thread reaches the gate and takes one. Later it finds the parking open.
         """
         with self._lock:
             if self._is_open or self.running <= self.limit:
@@ -82,8 +82,8 @@ class Parking:
     def look(self, now: float) -> None:
         """Measure what the threads use and set the limit; at most once a period, by whichever thread comes by.
 
-        The limit goes down by half of what lies above the cores and up by a quarter: for threads that compute it ends at
-        the cores; for threads that mostly wait it settles where they use between eight and nine tenths of the cores.
+        The limit goes down by half of what lies above the cores and up by a quarter: for threads that compute it ends
+        at the cores; for threads that mostly wait it settles where they use eight to nine tenths of the cores.
         """
         if self._is_open or now < self.next_look or not self._lock.acquire(blocking=False):
             return

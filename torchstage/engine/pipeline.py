@@ -1,10 +1,10 @@
 """Pipeline: indices in at the door, finished batches out in order.
 
-A ``Pool`` is threads; it belongs to whoever keeps it. A ``Run`` is one epoch through a pool; it belongs to one iterator.
+A ``Pool`` is threads; it belongs to whoever keeps it. A ``Run`` is one epoch through a pool, for one iterator.
 
-Guarantees: the number of batches in flight is bounded here, at the door, and nowhere behind it; nothing starts before the
-pool is told to; ``abandon`` takes no lock and waits for nothing, so a finalizer may call it; threads know the channel,
-never a run or an iterator.
+Guarantees: the number of batches in flight is bounded here, at the door, and nowhere behind it; nothing starts before
+the pool is told to; ``abandon`` takes no lock and waits for nothing, so a finalizer may call it; threads know the
+channel, never a run or an iterator.
 """
 
 import atexit
@@ -58,9 +58,14 @@ class Pool:
         """Threads started so far."""
         return len(self.workers)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed and none of its threads is left."""
+        return self.is_closed and not any(worker.thread.is_alive() for worker in self.workers)
+
     def call_threads_to(self, batch: Batch) -> None:
-        """Let as many threads come to the batch as there is work in it for: all of them where samples are dear, so that
-        the batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work."""
+        """Let as many threads come to the batch as there is work in it for: all where samples are dear, so that the
+        batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work."""
         num_threads = min(batch.size, len(self.workers))
         seconds = self.meter.sample_seconds
         if seconds is not None:
@@ -80,7 +85,7 @@ class Pool:
         return join(self.workers, deadline)
 
     def forget(self) -> None:
-        """In a forked child: the threads stayed behind in the parent. Touches no lock, which one of them may have held."""
+        """In a forked child: the threads stayed behind. Touches no lock, since one of them may have held it."""
         self.is_closed = True
         self.workers = []
 
@@ -105,7 +110,7 @@ def _end_all_threads() -> None:
         pool.abandon()
     for worker in join(list(alive), time.monotonic() + EXIT_WAIT_SECONDS):
         where = f"{EXIT_WAIT_SECONDS:g} s after the end of the program; it is left behind"
-        print(f"torchstage: thread {worker.thread.name} is still in {worker.place()}, {where}.", file=sys.stderr)
+        sys.stderr.write(f"torchstage: thread {worker.thread.name} is still in {worker.place()}, {where}.\n")
 
 
 def _forget_all_threads() -> None:
@@ -159,8 +164,8 @@ class Run:
     def next(self, timeout_seconds: float | None, attend: Callable[[], float | None]) -> Batch:
         """Wait for the batch whose turn it is, admit another, and return the one.
 
-        ``attend`` is called whenever the consumer is about to wait or was woken; it may return after how many seconds it
-        wants to be called again. Raises StopIteration at the end and TimeoutError when the batch did not come in time.
+        ``attend`` is called whenever the consumer is about to wait or was woken; it may return after how many seconds
+        it wants to be called again. Raises StopIteration at the end, TimeoutError when the batch did not come in time.
         """
         if not self._in_flight:
             raise StopIteration

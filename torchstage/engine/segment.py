@@ -14,7 +14,6 @@ from torchstage.engine.parking import Parking
 from torchstage.engine.stats import Meter, Tally
 from torchstage.engine.ticket import Batch, Chain, caught
 
-
 alive: set["Worker"] = set()  # every thread of every pool, from before it starts until it ends: joined at exit
 
 
@@ -52,7 +51,7 @@ class Worker:
         batch = self.batch
         if batch is None:
             return "its set-up (worker_init_fn)" if not self.is_set_up.is_set() else "no stage"
-        if self.slot < 0:
+        if not 0 <= self.slot < len(batch.indices):  # it may have moved on since
             return f"stage {batch.chain.finish[0][0]!r} (batch {batch.number})"
         return f"stage {batch.chain.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
 

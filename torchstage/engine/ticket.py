@@ -1,6 +1,7 @@
 """Ticket: a batch's dataset indices in, one settled value or failure for each slot out.
 
-Guarantees: a slot is settled once, by whoever is first; a batch is finished once, by whoever is first; both without a lock.
+Guarantees: a slot is settled once, by whoever is first; a batch is finished once, by whoever is first; both without a
+lock.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,9 +55,9 @@ SKIPPED = Skipped()
 class Chain:
     """What is done with a batch, bound to it when it is admitted, so that a change takes effect at batch borders.
 
-    ``sample`` maps one dataset index to one value, in the stage called ``stage``. ``finish`` are named stages that run one
-    after another once every sample is there: each maps what came before it (first the values, in order) and the batch's
-    dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
+    ``sample`` maps one dataset index to one value, in the stage called ``stage``. ``finish`` are named stages that run
+    one after another once every sample is there: each maps what came before it (first the values, in order) and the
+    batch's dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
     """
 
     sample: Callable[[Any], Any]
@@ -76,7 +77,20 @@ NO_CHAIN = Chain(sample=lambda index: index, finish=(), enter=_nothing)  # of a 
 class Batch:
     """One admitted batch and the tickets of its samples. A slot is a ticket's place: 0 <= slot < size."""
 
-    __slots__ = ("chain", "done", "failure", "finisher", "has_failed", "indices", "number", "settled", "size", "todo", "value", "wake")
+    __slots__ = (
+        "chain",
+        "done",
+        "failure",
+        "finisher",
+        "has_failed",
+        "indices",
+        "number",
+        "settled",
+        "size",
+        "todo",
+        "value",
+        "wake",
+    )
 
     def __init__(self, number: int, indices: Sequence[Any], chain: Chain, wake: Wake) -> None:
         self.number = number
@@ -93,8 +107,8 @@ class Batch:
         self.failure: Failure | None = None
 
     def settle(self, slot: int, outcome: Any) -> None:
-        """Give the slot its outcome, unless it has one: setdefault claims and writes in one step, so a thread that comes
-        back late (after a time-out gave its slot away) changes nothing."""
+        """Give the slot its outcome, unless it has one: setdefault claims and writes in one step, so a thread that
+        comes back late (after a time-out gave its slot away) changes nothing."""
         self.settled.setdefault(slot, outcome)
 
     def fail(self, slot: int, failure: Failure) -> None:
