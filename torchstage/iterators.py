@@ -66,7 +66,7 @@ class InlineIterator(_Iterator):
     """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works."""
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
-        super().__init__(cast(Any, loader))
+        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         if self._timeout != 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
         is_shared = guard.is_needed_inline and guard.must_serialise(self._dataset, self._collate_fn, warn=False)
@@ -98,7 +98,7 @@ class ThreadedIterator(_Iterator):
     """Batches made by ``num_workers`` threads that share each batch sample by sample."""
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
-        super().__init__(cast(Any, loader))
+        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         threads.install_answers()
         self._guard = guard
         self._in_order = loader.in_order
@@ -125,7 +125,7 @@ class ThreadedIterator(_Iterator):
     def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
         """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""
         self._leave_run()
-        super()._reset(cast(Any, loader), first_iter)
+        super()._reset(loader, first_iter)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         self._begin()
 
     def _next_data(self) -> Any:
@@ -243,14 +243,18 @@ class ThreadedIterator(_Iterator):
             self._close(CLOSE_WAIT_SECONDS)
 
     def _close(self, wait_seconds: float) -> list[Worker]:
-        _abandon(self._pool, self._runs)
-        self._runs.clear()
+        self.abandon()
         return self._pool.join(time.monotonic() + wait_seconds)
 
     @property
     def _workers(self) -> list[threads.Handle]:
         """The threads as frameworks look at torch's worker processes; also before they have started."""
         return [threads.Handle(self._pool.workers, number) for number in range(self._num_workers)]
+
+    def abandon(self) -> None:
+        """Let the threads end as soon as they are out of user code. Waits for nothing."""
+        _abandon(self._pool, self._runs)
+        self._runs.clear()
 
     def close(self) -> None:
         """End the threads and wait for them; one that stays in user code for 1.5 s is named in a warning and let go."""

@@ -69,7 +69,7 @@ class StageLoader(DataLoader[T_co]):
         self._guard = Guard(isolation)
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
-        super().__init__(
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
             dataset,
             batch_size,
             shuffle,
@@ -100,10 +100,8 @@ class StageLoader(DataLoader[T_co]):
         return iterator
 
     def _new_iterator(self) -> Any:
-        if (
-            isinstance(self.dataset, IterableDataset | MapDataPipe)
-            or cast(Any, self).multiprocessing_context is not None
-        ):
+        context: BaseContext | None = cast(Any, self).multiprocessing_context
+        if isinstance(self.dataset, IterableDataset | MapDataPipe) or context is not None:
             return super()._get_iterator()  # torch's own iterators
         if self.num_workers == 0:
             return InlineIterator(self, self._guard)
@@ -119,9 +117,9 @@ class StageLoader(DataLoader[T_co]):
         """
         self._iterator = None
         for iterator in list(self._live):
-            shut_down = getattr(iterator, "_shutdown_workers", None)
-            if shut_down is not None:
-                shut_down()
+            end: Any = getattr(iterator, "abandon", None) or getattr(iterator, "_shutdown_workers", None)
+            if end is not None:
+                end()
         self._live.clear()
         deadline = time.monotonic() + CLOSE_WAIT_SECONDS
         for pool in self._pools:  # also of iterators that were dropped: their threads may still be in user code
