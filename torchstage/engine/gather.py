@@ -31,11 +31,10 @@ def finish(batch: Batch) -> None:
 
 
 def announce(batch: Batch, failure: Failure | None) -> None:
-    """Mark the batch as done and wake the consumer: in that order, so that whoever is woken can read it."""
+    """Mark the batch as done, last of all, so that whoever sees it done can read it."""
     batch.failure = failure
     batch.settled = {}  # samples are not kept beside the batch made of them
     batch.done = True
-    batch.wake.put(None)
 
 
 class InFlight:

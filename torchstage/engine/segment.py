@@ -5,6 +5,7 @@ Guarantees: a thread holds nothing of a batch while it waits for the next one; i
 
 import threading
 from collections.abc import Callable
+from queue import Empty
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,9 @@ from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
 from torchstage.engine.parking import Parking
 from torchstage.engine.stats import Meter, Tally
-from torchstage.engine.ticket import Batch, Chain, caught
+from torchstage.engine.ticket import Batch, Chain, Wake, caught
+
+CHEAP_SECONDS = 300e-6  # a batch made in less is announced together with those after it: waking somebody costs a tenth
 
 alive: set["Worker"] = set()  # every thread of every pool, from before it starts until it ends: joined at exit
 
@@ -30,6 +33,7 @@ class Worker:
         self.slot = 0
         self.chain: Chain | None = None
         self.setup_error: BaseException | None = None
+        self.unannounced: list[Wake] = []
         self.is_set_up = threading.Event()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -73,19 +77,30 @@ class Worker:
         """Wait for a batch and work on it. A function of its own, so that nothing of the batch outlives it."""
         if self.parking.running > self.parking.limit:
             self.parking.wait_for_room()
-        batch = self.channel.get()
+        try:
+            batch = self.channel.get_nowait()
+        except Empty:
+            self._wake_consumer()  # before this thread waits itself
+            batch = self.channel.get()
         if batch is None:
+            self._wake_consumer()
             return False
         if batch.todo:
             self.batch = batch
             try:
                 self._work_on(batch)
             except BaseException as error:  # ours, or no memory left: the consumer must hear of it, not wait for ever
-                if batch.finisher:
-                    batch.finisher.clear()
+                if not batch.done:
+                    batch.drop()
                     announce(batch, caught(error, "engine"))
+                    batch.wake.put(None)
             self.batch = None
         return True
+
+    def _wake_consumer(self) -> None:
+        """Announce what was finished meanwhile."""
+        while self.unannounced:
+            self.unannounced.pop().put(None)
 
     def _work_on(self, batch: Batch) -> None:
         """Take samples of the batch until every one is taken; finish it, if its last one was settled here.
@@ -117,7 +132,11 @@ class Worker:
         if batch.claim_finish():
             self.slot = -1
             finish(batch)
+            finished = perf_counter()
             self.tally.num_batches += 1
-            self.tally.finish_seconds += perf_counter() - end
+            self.tally.finish_seconds += finished - end
+            self.unannounced.append(batch.wake)
+            if finished - begin > CHEAP_SECONDS:
+                self._wake_consumer()
         if end >= self.parking.next_look:
             self.parking.look(end)
