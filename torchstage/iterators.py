@@ -146,7 +146,11 @@ class ThreadedIterator(_Iterator):
             raise RuntimeError(self._timed_out(run)) from None
         failure = batch.failure
         if failure is None:
-            return batch.value
+            value, batch.value = (
+                batch.value,
+                None,
+            )  # a thread that was called to the batch may not have looked at it yet
+            return value
         try:
             raise placed(failure.error, place(batch, failure.stage, failure.slot, self._dataset))
         finally:
@@ -178,7 +182,7 @@ class ThreadedIterator(_Iterator):
     def _is_serial(self) -> bool:
         return self._guard.must_serialise(self._dataset, self._collate_fn, warn=self._num_workers > 1)
 
-    def _attend(self) -> float | None:
+    def _attend(self) -> float:
         """What the consumer looks after when it is about to wait; in how many seconds it wants to be called again."""
         first = self._first
         if first is not None and first.is_made:
@@ -186,12 +190,9 @@ class ThreadedIterator(_Iterator):
         elif first is not None:
             patience = first.deadline - time.monotonic()
             if patience > 0:
-                return patience
+                return min(patience, PERIOD_SECONDS)
             if self._pool.num_started < self._num_workers:  # a dataset may wait for its other threads
                 self._let_all_in()
-        if not self._pool.parking.has_parked:
-            return None
-        self._pool.parking.look(time.perf_counter())  # those that run may all be stuck in user code
         return PERIOD_SECONDS
 
     def _judge(self) -> None:

@@ -67,11 +67,14 @@ class InFlight:
         with suppress(Empty):
             self.wake.get_nowait()
 
-    def wait(self, timeout_seconds: float | None) -> None:
-        """Wait until a batch, or anything else the consumer should look at, is announced; or until the time is over.
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until a batch, or anything else the consumer should look at, is announced; False if the time is over.
 
         Announcements are hints: whoever is woken looks again at what is done. So one too many costs a look, and one
         lost costs nothing, because a batch that is done is seen before anyone waits.
         """
-        with suppress(Empty):
+        try:
             self.wake.get(timeout=timeout_seconds)
+        except Empty:
+            return False
+        return True

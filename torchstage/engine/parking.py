@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 PERIOD_SECONDS = 0.05  # long against a scheduler's time slice, short against an epoch
+LONE_SECONDS = 20e-6  # a sample this cheap is interpreter and dispatch: it holds the GIL nearly all the time
 CROWDED, ROOMY = 0.9, 0.8  # share of the cores in use: above the first threads are parked, below the second taken up
 
 
@@ -52,19 +53,9 @@ class Parking:
         self._last_look = 0.0
         self._last_cpu: dict[int, float] = {}
 
-    @property
-    def has_parked(self) -> bool:
-        """Whether a thread is parked just now."""
-        return self.running < self._num_threads
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the pool has more threads than there are cores, and clocks to see what they do."""
-        return self._num_threads > self.num_cores and hasattr(time, "pthread_getcpuclockid")
-
     def join(self) -> None:
         """Called once by each thread as it starts: let the others read its CPU clock."""
-        if self.is_needed:
+        if hasattr(time, "pthread_getcpuclockid"):
             self._clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
 
     def wait_for_room(self) -> None:
@@ -79,21 +70,24 @@ class Parking:
             self.running -= 1
         self._gate.get()
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, sample_seconds: float | None) -> None:
         """Measure what the threads use and set the limit; at most once a period, by whichever thread comes by.
 
         The limit goes down by half of what lies above the cores and up by a quarter: for threads that compute it ends
-        at the cores; for threads that mostly wait it settles where they use eight to nine tenths of the cores.
+        at the cores; for threads that mostly wait it settles where they use eight to nine tenths of the cores. Where a
+        sample is so cheap that it can only be Python at work, one thread runs: two would wait for each other's GIL.
         """
         if self._is_open or now < self.next_look or not self._lock.acquire(blocking=False):
             return
         try:
             self.next_look = now + PERIOD_SECONDS
             used_share = self._used_cores(now) / self.num_cores
-            if used_share >= CROWDED:
+            if sample_seconds is not None and sample_seconds < LONE_SECONDS:
+                self.limit = 1
+            elif used_share >= CROWDED and self.limit > self.num_cores:
                 self.limit = max(self.num_cores, self.limit - max(1, (self.limit - self.num_cores) // 2))
-            elif used_share < ROOMY:
-                self.limit = min(self._num_threads, self.limit + max(1, self.limit // 4))
+            elif used_share < ROOMY or self.limit < self.num_cores:
+                self.limit = min(self._num_threads, max(self.num_cores, self.limit + max(1, self.limit // 4)))
             while self.running < self.limit:
                 self.running += 1
                 self._gate.put(None)

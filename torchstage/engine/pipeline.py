@@ -24,7 +24,7 @@ from torchstage.engine.segment import Worker, alive
 from torchstage.engine.stats import Meter, Tally, merge
 from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, caught
 
-VISIT_SECONDS = 100e-6  # calling one more thread to a batch costs about 10 us: it should find ten times that to do
+VISIT_SECONDS = 200e-6  # calling one more thread to a batch costs 10 to 50 us: it should find several times that to do
 
 EXIT_WAIT_SECONDS = 5.0  # for user code at interpreter exit: long enough to decode, too short to be taken for a hang
 
@@ -72,6 +72,14 @@ class Pool:
             num_threads = max(1, min(num_threads, math.ceil(batch.size * seconds / VISIT_SECONDS)))
         for _ in range(num_threads):
             self.channel.put(batch)
+
+    def let_loose(self, now: float) -> bool:
+        """The consumer waits: let parked threads in where the others leave room. True if samples were taken for so cheap
+        that not every thread was called to each batch; that is forgotten."""
+        seconds = self.meter.sample_seconds
+        self.meter.forget()
+        self.parking.look(now, None)
+        return seconds is not None and seconds < VISIT_SECONDS
 
     def abandon(self) -> None:
         """Let the threads end as soon as they are out of user code. Waits for nothing; safe in a finalizer."""
@@ -155,27 +163,33 @@ class Run:
         while (batch := self._admit()) is not None and len(self._in_flight) < self._window(batch):
             pass
 
+    def _look_after(self) -> None:
+        """Nothing was finished for a while: what was measured before may be wrong now."""
+        if self._pool.let_loose(time.perf_counter()):
+            self.call_threads()
+
     def call_threads(self) -> None:
-        """Call the pool's threads to what is in flight once more: there are more of them now."""
+        """Call the pool's threads to what is in flight once more."""
         for batch in self._in_flight:
             if batch.todo:
                 self._pool.call_threads_to(batch)
 
-    def next(self, timeout_seconds: float | None, attend: Callable[[], float | None]) -> Batch:
+    def next(self, timeout_seconds: float | None, attend: Callable[[], float]) -> Batch:
         """Wait for the batch whose turn it is, admit another, and return the one.
 
-        ``attend`` is called whenever the consumer is about to wait or was woken; it may return after how many seconds
-        it wants to be called again. Raises StopIteration at the end, TimeoutError when the batch did not come in time.
+        ``attend`` is called whenever the consumer is about to wait or was woken; it returns after how many seconds it
+        wants to be called again. Raises StopIteration at the end, TimeoutError when the batch did not come in time.
         """
         if not self._in_flight:
             raise StopIteration
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         call_again = attend()
         while (batch := self._in_flight.next_done()) is None:
-            patience = None if deadline is None else deadline - time.monotonic()
-            if patience is not None and patience <= 0:
+            patience = call_again if deadline is None else min(call_again, deadline - time.monotonic())
+            if patience <= 0:
                 raise TimeoutError
-            self._in_flight.wait(min((s for s in (patience, call_again) if s is not None), default=None))
+            if not self._in_flight.wait(patience):
+                self._look_after()
             call_again = attend()
         self._in_flight.hand_out(batch)
         self._admit()

@@ -15,7 +15,7 @@ from torchstage.engine.parking import Parking
 from torchstage.engine.stats import Meter, Tally
 from torchstage.engine.ticket import Batch, Chain, Wake, caught
 
-CHEAP_SECONDS = 300e-6  # a batch made in less is announced together with those after it: waking somebody costs a tenth
+CHEAP_SECONDS = 1e-3  # a batch made in less is announced together with those after it: waking somebody costs a tenth
 
 alive: set["Worker"] = set()  # every thread of every pool, from before it starts until it ends: joined at exit
 
@@ -139,4 +139,4 @@ class Worker:
             if finished - begin > CHEAP_SECONDS:
                 self._wake_consumer()
         if end >= self.parking.next_look:
-            self.parking.look(end)
+            self.parking.look(end, self.meter.sample_seconds)

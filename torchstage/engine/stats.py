@@ -41,6 +41,10 @@ class Meter:
     def __init__(self) -> None:
         self.sample_seconds: float | None = None
 
+    def forget(self) -> None:
+        """What was measured holds no longer."""
+        self.sample_seconds = None
+
     def add(self, num_samples: int, seconds: float) -> None:
         """Count one visit: that many samples in that many seconds."""
         latest = seconds / num_samples
