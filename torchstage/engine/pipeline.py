@@ -74,8 +74,8 @@ class Pool:
             self.channel.put(batch)
 
     def let_loose(self, now: float) -> bool:
-        """The consumer waits: let parked threads in where the others leave room. True if samples were taken for so cheap
-        that not every thread was called to each batch; that is forgotten."""
+        """The consumer waits: let parked threads in where the others leave room. True if samples were taken for so
+        cheap that not every thread was called to each batch; that is forgotten."""
         seconds = self.meter.sample_seconds
         self.meter.forget()
         self.parking.look(now, None)

@@ -1,0 +1,54 @@
+# `make demo` and `make test` are all a new machine needs: Python 3.11 or newer with venv, and pip's network.
+# Both share one virtual environment. It is installed once, and again only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types format bench bench-quick clean
+
+help:
+	@echo 'make demo         train on real photographs with DataLoader and with StageLoader, side by side'
+	@echo 'make test         run the tests'
+	@echo 'make lint types   check style with ruff and types with pyright'
+	@echo 'make format       let ruff put the code in shape'
+	@echo 'make bench        run all benchmarks and draw docs/benchmarks.md (make bench-quick: a short look)'
+	@echo 'make clean        remove the virtual environment and what the tools left'
+
+demo: $(VENV)/installed-test
+	$(BIN)/python examples/01_drop_in.py
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(VENV)/installed-test
+	$(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/installed-test
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.table > docs/benchmarks.md
+
+bench-quick: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks --quick
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Removing the old stamp first means that an interrupted installation is not taken for a finished one.
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	rm -f $@
+	$(BIN)/python -m pip install --editable '.[$*]'
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,150 @@
+"""Run: the names of cases in; `benchmarks/results/<case>.json` and a printed table of each out.
+
+    python -m benchmarks [--quick] [--runs 3] [--patience 60] [case ...]
+
+Loaders take turns: a round measures each of them once, in a fresh process, and the next round begins
+elsewhere in the list. So a busy minute of the machine, or a warm cache, favours none. Ratios are taken
+within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import table
+from benchmarks.case import NAMES, Case, Goal, load
+from benchmarks.fresh import FreshProcess
+from benchmarks.loaders import Entry
+from benchmarks.probes import Metrics
+from benchmarks.quiet import wait_for_quiet
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torchstage", "torch", "torchvision", "spdl", "grain", "torchdata", "numpy", "pillow")
+NUM_RUNS, NUM_RUNS_QUICK = 3, 1
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+Measured = dict[str, Metrics]  # an entry's key -> its metrics, in one round
+
+
+def main() -> None:
+    options = _parse()
+    num_runs = options.runs or (NUM_RUNS_QUICK if options.quick else NUM_RUNS)
+    RESULTS.mkdir(exist_ok=True)
+    for name in options.cases or NAMES:
+        result = run_case(load(name), num_runs, options.quick, options.patience)
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print("\n" + table.of_case(result), flush=True)
+
+
+def run_case(case: Case, num_runs: int, quick: bool, patience_seconds: float = 0.0) -> dict[str, Any]:
+    """Everything that the case's table needs, and the raw measurements: `rounds[r][key][metric]`."""
+    wanted = [entry for entry in case.entries if not (quick and entry in case.left_out_when_quick)]
+    entries = [entry for entry in wanted if entry.is_installed()]
+    skipped = {entry.key: f"{entry.package} is not installed" for entry in wanted if entry not in entries}
+    for key, reason in skipped.items():
+        print(f"{case.name}: {key} is skipped: {reason}", file=sys.stderr)
+    start = time.perf_counter()
+    rounds = [_round(case, turns, quick, patience_seconds) for turns in _turns(entries, num_runs)]
+    return {
+        "case": case.name,
+        "title": case.title,
+        "question": case.question,
+        "quick": quick,
+        "minutes": round((time.perf_counter() - start) / 60, 1),
+        "machine": _machine(),
+        "labels": {entry.key: entry.label for entry in wanted},
+        "skipped": skipped,
+        "columns": [{"key": c.key, "heading": c.heading, "digits": c.digits} for c in case.columns],
+        "against": _against(case),
+        "goals": [_goal(goal, rounds) for goal in case.goals],
+        "rounds": rounds,
+    }
+
+
+def _turns(entries: list[Entry], num_rounds: int) -> list[list[Entry]]:
+    """The order of each round: each begins a share of the list later than the one before."""
+    firsts = [number * len(entries) // num_rounds for number in range(num_rounds)]
+    return [entries[first:] + entries[:first] for first in firsts]
+
+
+def _round(case: Case, turns: list[Entry], quick: bool, patience_seconds: float) -> Measured:
+    """Each loader once, as many processes at a time as there are cores, which measure one after another."""
+    measured: Measured = {}
+    for begin in range(0, len(turns), NUM_CORES):
+        group = turns[begin : begin + NUM_CORES]
+        processes = [FreshProcess(case.name, entry.key, quick) for entry in group]
+        for process in processes:
+            process.wait_until_ready()
+        for entry, process in zip(group, processes, strict=True):
+            wait_for_quiet(patience_seconds)
+            print(f"{case.name}: {entry.key}", file=sys.stderr, flush=True)
+            metrics = process.metrics()
+            if metrics is not None:
+                measured[entry.key] = metrics
+    return measured
+
+
+def _against(case: Case) -> dict[str, Any] | None:
+    if case.against is None:
+        return None
+    keys = [entry.key for entry in case.against.entries]
+    return {"metric": case.against.metric, "keys": keys, "heading": case.against.heading}
+
+
+def _goal(goal: Goal, rounds: list[Measured]) -> dict[str, Any]:
+    """The goal's figure in each round; a round that lacks one of its loaders gives none."""
+    figures: list[float] = []
+    for measured in rounds:
+        try:
+            figures.append(goal.got(measured))
+        except (KeyError, ValueError):  # a loader is missing; `max` of no loaders
+            continue
+    return {"says": goal.says, "at_least": goal.at_least, "at_most": goal.at_most, "figures": figures}
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": NUM_CORES,
+        "processor": _processor(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="torchstage beside its peers.")
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"none: all of {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="2 minutes instead of 12; less work, less certain")
+    parser.add_argument("--runs", type=int, help=f"rounds, {NUM_RUNS} (with --quick {NUM_RUNS_QUICK})")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for others to be quiet")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

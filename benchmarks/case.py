@@ -1,0 +1,69 @@
+"""Case: what one table asks: which loaders, what a fresh process measures, what is shown, what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from benchmarks.loaders import Entry
+from benchmarks.probes import Metrics
+
+NAMES = ("image_folder", "more_threads", "string_index", "cheap_memory", "first_batch", "heavy_tail", "noop")
+
+Round = Mapping[str, Metrics]  # an entry's key -> what it measured in this round
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`key` is the metric's name; `digits` follow the point."""
+
+    key: str
+    heading: str
+    digits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure of the project's plan. `got` is asked once a round; the median of the rounds is compared."""
+
+    says: str
+    got: Callable[[Round], float]
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Adds a column: this metric, divided by the highest of the `entries` in the same round."""
+
+    metric: str
+    entries: tuple[Entry, ...]
+    heading: str = "against DataLoader's best"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`run(entry, quick)` is called once in a process of its own, which has imported `imports` before."""
+
+    name: str
+    title: str
+    question: str
+    entries: tuple[Entry, ...]
+    run: Callable[[Entry, bool], Metrics]
+    columns: tuple[Column, ...]
+    imports: tuple[str, ...] = ()
+    goals: tuple[Goal, ...] = ()
+    against: Against | None = None
+    left_out_when_quick: tuple[Entry, ...] = ()
+
+
+def load(name: str) -> Case:
+    if name not in NAMES:
+        raise SystemExit(f"there is no case '{name}'. Choose from: {', '.join(NAMES)}")
+    return import_module(f"benchmarks.cases.{name}").CASE
+
+
+def best(round_: Round, entries: tuple[Entry, ...], metric: str) -> str:
+    """The key of the entry whose `metric` is highest in this round."""
+    return max((entry.key for entry in entries if entry.key in round_), key=lambda key: round_[key][metric])

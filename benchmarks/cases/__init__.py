@@ -1,0 +1,1 @@
+"""Cases: a file each, which ends in `CASE`. `benchmarks.case.NAMES` lists them."""

@@ -1,0 +1,123 @@
+"""Table: `benchmarks/results/*.json` in, the Markdown of `docs/benchmarks.md` out. No number is typed.
+
+    python -m benchmarks.table > docs/benchmarks.md
+
+A cell is the median of the rounds, with the lowest and the highest; so is a ratio, which is taken within a
+round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.case import NAMES
+
+RESULTS = Path(__file__).parent / "results"
+
+HEAD = """\
+# Benchmarks
+
+Written by `python -m benchmarks.table` from `benchmarks/results/`; `python -m benchmarks` measures it again.
+Every loader runs in a fresh process, all loaders of a case in turn, round by round. A cell is the median of
+the rounds (lowest to highest); ratios are taken within a round.
+"""
+
+
+def main() -> None:
+    print(HEAD)
+    for name in NAMES:
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            print(of_case(json.loads(path.read_text())))
+
+
+def of_case(result: dict[str, Any]) -> str:
+    """A heading, the question, a line for each loader, a line for each goal, and where it was measured."""
+    parts = [f"## {result['title']}", result["question"], _loaders(result)]
+    if result["goals"]:
+        parts.append(_goals(result["goals"]))
+    parts.append(_where(result))
+    return "\n\n".join(parts) + "\n"
+
+
+def _loaders(result: dict[str, Any]) -> str:
+    against = result["against"]
+    columns = result["columns"]
+    headings = ["loader", columns[0]["heading"], *([against["heading"]] if against else [])]
+    headings += [column["heading"] for column in columns[1:]]
+    lines = [headings]
+    for key, label in result["labels"].items():
+        if key in result["skipped"]:
+            lines.append([label, f"skipped: {result['skipped'][key]}"] + [""] * (len(headings) - 2))
+            continue
+        cells = [_cell(_figures(result, key, column["key"]), column["digits"]) for column in columns]
+        if against:
+            cells.insert(1, _cell(_ratios(result, key), digits=2))
+        lines.append([label, *cells])
+    return _markdown(lines)
+
+
+def _figures(result: dict[str, Any], key: str, metric: str) -> list[float]:
+    return [measured[key][metric] for measured in result["rounds"] if metric in measured.get(key, {})]
+
+
+def _ratios(result: dict[str, Any], key: str) -> list[float]:
+    """This loader's metric over the best of the compared ones, in each round that has both."""
+    against = result["against"]
+    ratios: list[float] = []
+    for measured in result["rounds"]:
+        compared = [measured[other][against["metric"]] for other in against["keys"] if other in measured]
+        if compared and key in measured:
+            ratios.append(measured[key][against["metric"]] / max(compared))
+    return ratios
+
+
+def _goals(goals: Sequence[dict[str, Any]]) -> str:
+    lines = [["goal", "wanted", "measured", "reached"]]
+    for goal in goals:
+        figures, low, high = goal["figures"], goal["at_least"], goal["at_most"]
+        wanted = f"at least {low:g}" if low is not None else f"at most {high:g}"
+        if not figures:
+            lines.append([goal["says"], wanted, "not measured", ""])
+            continue
+        middle = median(figures)
+        reached = middle >= low if low is not None else middle <= high
+        lines.append([goal["says"], wanted, _cell(figures, digits=2), "yes" if reached else "**no**"])
+    return _markdown(lines)
+
+
+def _where(result: dict[str, Any]) -> str:
+    """The machine, the versions and how busy others kept it: what a reader needs to judge the numbers."""
+    machine = result["machine"]
+    every_run = [metrics for measured in result["rounds"] for metrics in measured.values()]
+    others = [metrics["cores_used_by_others"] for metrics in every_run]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    rounds = f"{len(result['rounds'])} rounds" if len(result["rounds"]) > 1 else "1 round"
+    quick = " of `--quick`" if result["quick"] else ""
+    busy = f" Other programs kept {_cell(others, digits=2)} cores busy." if others else ""
+    return (
+        f"{rounds}{quick} on {machine['date']}, {result['minutes']} minutes: {machine['processor']}, "
+        f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, {packages}.{busy}"
+    )
+
+
+def _cell(figures: Sequence[float], digits: int) -> str:
+    if not figures:
+        return "not measured"
+    middle = f"{median(figures):,.{digits}f}"
+    if len(figures) == 1:
+        return middle
+    return f"{middle} ({min(figures):,.{digits}f} to {max(figures):,.{digits}f})"
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([rows[0], "|" + "---|" * len(lines[0]), *rows[1:]])
+
+
+if __name__ == "__main__":
+    main()

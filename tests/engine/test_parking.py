@@ -1,0 +1,248 @@
+"""Parking: threads that compute are held to the cores, threads that wait all stay.
+
+The clocks here are fakes.
+"""
+
+import threading
+import time
+
+import pytest
+from fakes import PATIENCE_SECONDS
+
+from torchstage.engine import parking as parking_module
+from torchstage.engine.parking import PERIOD_SECONDS, Parking, usable_cores
+
+NUM_CORES = 4
+
+
+class Machine:
+    """Threads of a pool as clocks see them: a look comes a period after the last."""
+
+    def __init__(self, parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parking = parking
+        self.now = 1000.0
+        self.used: dict[int, float] = {}
+        monkeypatch.setattr(parking_module, "cpu_seconds", self.used.get)
+        for clock in range(parking._num_threads):
+            self.used[clock] = 0.0
+            parking._clocks.append(clock)
+        parking.look(self.now)  # the first look only learns where the clocks stand
+
+    def live_a_period(self, cores_used: float) -> None:
+        """The running threads together use that many cores for a period; then one of them looks."""
+        self.now += 1.01 * PERIOD_SECONDS
+        for clock in list(self.used)[: self.parking.running]:
+            self.used[clock] += 1.01 * PERIOD_SECONDS * cores_used / self.parking.running
+        self.parking.look(self.now)
+        while self.parking.running > self.parking.limit:
+            self.parking.running -= 1  # as threads do that come by the gate
+
+
+@pytest.fixture
+def machine_of(monkeypatch):
+    return lambda num_threads: Machine(Parking(num_threads, NUM_CORES), monkeypatch)
+
+
+def limits(machine: Machine, num_periods: int, cores_of_a_thread: float) -> list[int]:
+    """The limit after each period, where a thread alone would use that share of a core."""
+    seen = []
+    for _ in range(num_periods):
+        machine.live_a_period(min(NUM_CORES, machine.parking.running * cores_of_a_thread))
+        seen.append(machine.parking.limit)
+    return seen
+
+
+@pytest.mark.parametrize("num_threads", [5, 8, 16, 64])
+def test_computing_threads_are_parked_down_to_the_cores(machine_of, num_threads):
+    machine = machine_of(num_threads)
+    seen = limits(machine, 12, cores_of_a_thread=1.0)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] == machine.parking.running == NUM_CORES
+
+
+def test_computing_threads_never_go_below_the_cores(machine_of):
+    assert min(limits(machine_of(16), 100, cores_of_a_thread=1.0)) == NUM_CORES
+
+
+def test_waiting_threads_all_stay(machine_of):
+    machine = machine_of(16)
+    assert set(limits(machine, 20, cores_of_a_thread=0.05)) == {16}
+    assert not machine.parking.has_parked
+
+
+def test_half_waiting_threads_settle_where_the_cores_are_just_used(machine_of):
+    """Threads that use 0.3 cores each: 12 use 0.9 of four cores, ten use 0.75. It rests between."""
+    machine = machine_of(32)
+    seen = limits(machine, 60, cores_of_a_thread=0.3)
+    assert set(seen[20:]) <= set(range(9, 16))
+    assert len(set(seen[-10:])) == 1, "it should come to rest, not swing"
+    assert 0.8 <= 0.3 * seen[-1] / NUM_CORES < 0.9
+
+
+def test_threads_come_back_when_the_work_begins_to_wait(machine_of):
+    machine = machine_of(16)
+    limits(machine, 20, cores_of_a_thread=1.0)
+    assert machine.parking.has_parked
+    seen = limits(machine, 20, cores_of_a_thread=0.01)
+    assert seen[-1] == machine.parking.running == 16
+    assert machine.parking._gate.qsize() == 12  # one token for each thread that was parked
+
+
+def test_a_look_within_the_period_changes_nothing(machine_of):
+    machine = machine_of(16)
+    machine.used.update(dict.fromkeys(machine.used, 1e6))
+    machine.parking.look(machine.now + 0.5 * PERIOD_SECONDS)
+    assert machine.parking.limit == 16
+
+
+def test_the_clock_of_a_thread_that_ended_counts_for_nothing(machine_of):
+    machine = machine_of(16)
+    for clock in range(8):
+        del machine.used[clock]  # cpu_seconds answers None
+    machine.now += 1.01 * PERIOD_SECONDS
+    machine.parking.look(machine.now)
+    assert machine.parking.limit == 16
+
+
+def test_two_threads_that_come_by_at_once_look_once(machine_of):
+    machine = machine_of(16)
+    machine.used.update(dict.fromkeys(machine.used, 1e6))
+    with machine.parking._lock:  # the other one is looking just now
+        machine.parking.look(machine.now + 2 * PERIOD_SECONDS)
+    assert machine.parking.limit == 16
+
+
+def test_only_a_pool_with_more_threads_than_cores_needs_it():
+    assert not Parking(4, 4).is_needed
+    assert Parking(5, 4).is_needed == hasattr(time, "pthread_getcpuclockid")
+
+
+def test_where_it_is_not_needed_no_clock_is_read():
+    parking = Parking(2, 4)
+    parking.join()
+    assert parking._clocks == []
+    parking.look(1.0)
+    parking.look(2.0)
+    assert parking.limit == 2
+
+
+def test_a_thread_is_not_parked_where_there_is_room():
+    parking = Parking(8, 4)
+    parking.wait_for_room()
+    assert (parking.running, parking.has_parked) == (8, False)
+
+
+def parked_threads(parking: Parking, num_threads: int) -> list[threading.Thread]:
+    """Threads that are at the gate, or on their last steps to it."""
+    threads = [threading.Thread(target=parking.wait_for_room) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while parking.running > parking.limit:
+        assert time.monotonic() < deadline
+        time.sleep(0)
+    return threads
+
+
+def test_open_wakes_every_parked_thread_and_parks_no_other():
+    parking = Parking(8, 4)
+    parking.limit = 5
+    threads = parked_threads(parking, 3)
+    assert parking.has_parked
+    parking.open()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+    parking.limit = 0
+    parking.wait_for_room()  # returns at once
+
+
+def test_a_thread_on_its_way_to_the_gate_when_it_opens_gets_through():
+    """It found the parking closed; open comes before it reaches the gate. Its token waits for it there."""
+    parking = Parking(2, 1)
+    parking.limit = 1
+    reaches_gate, may_go_on = threading.Event(), threading.Event()
+    get = parking._gate.get
+
+    class SlowGate:
+        put = parking._gate.put
+
+        def get(self) -> None:
+            reaches_gate.set()
+            assert may_go_on.wait(PATIENCE_SECONDS)
+            get()
+
+    parking._gate = SlowGate()  # type: ignore[assignment]
+    thread = threading.Thread(target=parking.wait_for_room)
+    thread.start()
+    assert reaches_gate.wait(PATIENCE_SECONDS)
+    parking.open()
+    may_go_on.set()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+
+
+def test_open_takes_no_lock():
+    """A finalizer calls it, at any line of any thread: also of one that holds the lock."""
+    parking = Parking(8, 4)
+    with parking._lock:
+        parking.open()
+    assert parking._gate.qsize() == 8
+
+
+def test_more_room_calls_back_as_many_as_may_run(machine_of):
+    machine = machine_of(8)
+    machine.parking.limit = 5
+    threads = parked_threads(machine.parking, 3)
+    limits(machine, 1, cores_of_a_thread=0.0)
+    assert (machine.parking.limit, machine.parking.running) == (6, 6)
+    limits(machine, 5, cores_of_a_thread=0.0)
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def test_a_machine_has_at_least_one_core():
+    assert usable_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 6), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 6), ("nonsense", 6)],
+)
+def test_a_control_groups_quota_bounds_the_cores(monkeypatch, quota, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: quota + "\n")
+    assert usable_cores() == cores
+
+
+def test_without_a_control_group_the_affinity_counts(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    monkeypatch.setattr("pathlib.Path.read_text", missing)
+    assert usable_cores() == 3
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of another thread here")
+def test_the_clock_of_a_real_thread_can_be_read_until_it_ends():
+    clocks: list[int] = []
+    may_end = threading.Event()
+
+    def live() -> None:
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        may_end.wait(PATIENCE_SECONDS)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    while not clocks:
+        time.sleep(0)
+    seconds = parking_module.cpu_seconds(clocks[0])
+    assert seconds is not None
+    assert 0 <= seconds < 5
+    may_end.set()
+    thread.join(PATIENCE_SECONDS)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while parking_module.cpu_seconds(clocks[0]) is not None:  # the system may take a moment to forget it
+        assert time.monotonic() < deadline

@@ -1,0 +1,45 @@
+"""Stats: tallies add up, and the meter follows what samples cost now."""
+
+import pytest
+
+from torchstage.engine.stats import Meter, Tally, merge
+
+
+def test_tallies_add_up():
+    total = merge([Tally(3, 0.5, 1, 0.25), Tally(4, 1.5, 2, 0.75)])
+    assert total == Tally(7, 2.0, 3, 1.0)
+
+
+def test_no_tally_is_an_empty_one():
+    assert merge([]) == Tally()
+
+
+def test_merging_changes_no_tally():
+    one = Tally(num_samples=1)
+    merge([one, one])
+    assert one == Tally(num_samples=1)
+
+
+def test_the_meter_knows_nothing_before_the_first_visit():
+    assert Meter().sample_seconds is None
+
+
+def test_the_first_visit_is_taken_as_it_is():
+    meter = Meter()
+    meter.add(num_samples=4, seconds=2.0)
+    assert meter.sample_seconds == 0.5
+
+
+def test_a_single_odd_visit_moves_the_meter_by_its_share():
+    meter = Meter()
+    meter.add(1, 1.0)
+    meter.add(1, 11.0)
+    assert meter.sample_seconds == pytest.approx(1.0 + Meter.WEIGHT * 10.0)
+
+
+def test_the_meter_follows_a_lasting_change():
+    meter = Meter()
+    meter.add(10, 10.0)
+    for _ in range(30):
+        meter.add(10, 0.01)
+    assert meter.sample_seconds == pytest.approx(0.001, rel=2.0)

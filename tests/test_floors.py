@@ -1,0 +1,162 @@
+"""Floors: imports go downward only. The table below is the one of the design; the code is read, not run.
+
+| floor | may import |
+|---|---|
+| 2: loader, iterators | floors 1 and 0 |
+| 1: plan, isolation, collate, errors, threads, transfer | torch, numpy, floor 0; of each other only what is drawn |
+| 0: engine | the standard library and what is drawn inside it |
+
+A module that the table does not know fails here: whoever adds one says on which floor it stands.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "torchstage"
+
+ENGINE = {
+    "engine.pipeline": {"segment", "gather", "channel", "ticket", "stats", "parking"},
+    "engine.segment": {"gather", "channel", "ticket", "stats", "parking"},
+    "engine.gather": {"ticket"},
+    "engine.channel": set(),
+    "engine.ticket": set(),
+    "engine.stats": set(),
+    "engine.parking": set(),
+}
+FLOOR_1 = {
+    "plan": {"collate", "isolation", "transfer"},
+    "isolation": set(),
+    "collate": set(),
+    "errors": set(),
+    "threads": set(),
+    "transfer": set(),
+}
+FLOOR_2 = {
+    "loader": {"iterators"},
+    "iterators": set(),
+}
+ROOFS = {"": {"loader"}, "engine": set()}  # the packages' own __init__: what they show, and nothing else
+
+LIBRARIES = {"torch", "numpy"}  # that floors 1 and 2 may import beside the standard library
+
+
+def module_name(path: Path) -> str:
+    """``engine.gather`` for torchstage/engine/gather.py; the package's own name for its __init__, "" for the top."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def allowed(module: str) -> set[str]:
+    """The modules of torchstage that this one may import."""
+    if module in ROOFS:
+        return ROOFS[module]
+    if module in ENGINE:
+        return {f"engine.{name}" for name in ENGINE[module]}
+    if module in FLOOR_1:
+        return FLOOR_1[module] | set(ENGINE)
+    if module in FLOOR_2:
+        return FLOOR_2[module] | set(FLOOR_1) | set(ENGINE)
+    raise LookupError(f"torchstage/{module.replace('.', '/')}.py stands on no floor: add it to the tables of this file")
+
+
+def imports_of(source: str, module: str) -> tuple[set[str], set[str]]:
+    """What the source imports: modules of torchstage, and the top names of everything else.
+
+    Imports inside functions and for the type checker count as well: knowing is knowing, at whatever time.
+    """
+    ours: set[str] = set()
+    others: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"torchstage.{module}: relative import in line {node.lineno}"
+            assert node.module is not None
+            # `from torchstage import threads` names a module; `from torchstage.plan import Plan` names it before
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [name for name in names if name.removeprefix("torchstage.") in MODULES] or [node.module]
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in found:
+            if name.partition(".")[0] == "torchstage":
+                ours.add(name.removeprefix("torchstage").removeprefix("."))
+            else:
+                others.add(name.partition(".")[0])
+    return ours, others
+
+
+def type_checking_imports_of(source: str) -> set[str]:
+    """The modules of torchstage that are imported for the type checker alone."""
+    blocks = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.If))
+    guarded = [node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
+    return set().union(*(imports_of(ast.unparse(statement), "")[0] for node in guarded for statement in node.body))
+
+
+def violations(module: str, source: str) -> list[str]:
+    """A line for each import that goes up or sideways, or out to a library that does not belong there."""
+    ours, others = imports_of(source, module)
+    floor_2_types = type_checking_imports_of(source) & set(FLOOR_2) if module in FLOOR_2 else set()
+    libraries = set() if module in ENGINE or module in ROOFS else LIBRARIES
+    return [
+        *(f"{module} imports torchstage.{name}" for name in sorted(ours - allowed(module) - floor_2_types)),
+        *(f"{module} imports {name}" for name in sorted(others - set(sys.stdlib_module_names) - libraries)),
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_downward_only(module):
+    assert violations(module, MODULES[module].read_text()) == []
+
+
+def test_every_module_of_the_table_is_there():
+    """A table that names what is gone guards nothing."""
+    assert set(ENGINE) | set(FLOOR_1) | set(FLOOR_2) | set(ROOFS) == set(MODULES)
+
+
+def test_the_drawn_edges_make_no_circle():
+    edges = {module: allowed(module) for module in MODULES}
+    while edges:
+        bottom = {module for module, below in edges.items() if not below & set(edges)}
+        assert bottom, f"these import each other: {sorted(edges)}"
+        edges = {module: below for module, below in edges.items() if module not in bottom}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "broken"),
+    [
+        ("engine.gather", "import torch", "engine.gather imports torch"),
+        ("engine.gather", "from numpy.random import Generator", "engine.gather imports numpy"),
+        (
+            "engine.ticket",
+            "from torchstage.engine.gather import finish",
+            "engine.ticket imports torchstage.engine.gather",
+        ),
+        ("engine.pipeline", "from torchstage.errors import place", "engine.pipeline imports torchstage.errors"),
+        ("collate", "from torchstage.errors import place", "collate imports torchstage.errors"),
+        ("errors", "from torchstage.plan import Plan", "errors imports torchstage.plan"),
+        ("plan", "from torchstage import threads", "plan imports torchstage.threads"),
+        ("threads", "def late():\n    from torchstage.loader import StageLoader", "threads imports torchstage.loader"),
+        ("iterators", "import torchstage.loader", "iterators imports torchstage.loader"),
+        ("transfer", "import PIL.Image", "transfer imports PIL"),
+        ("", "from torchstage.engine import pipeline", " imports torchstage.engine.pipeline"),
+    ],
+)
+def test_an_import_that_goes_up_or_sideways_is_found(module, source, broken):
+    assert violations(module, source) == [broken]
+
+
+def test_an_import_for_types_between_the_modules_of_floor_2_is_let_through():
+    source = "if TYPE_CHECKING:\n    from torchstage.loader import StageLoader"
+    assert violations("iterators", source) == []
+    assert violations("errors", source) == ["errors imports torchstage.loader"]
+
+
+def test_a_module_without_a_floor_is_found():
+    with pytest.raises(LookupError, match=r"torchstage/engine/utils\.py stands on no floor"):
+        violations("engine.utils", "")
