@@ -75,9 +75,7 @@ class Script:
         status, end = self._server.ask(order="wait", pid=self.pid, max_seconds=max_seconds)
         if status is None:
             self.kill()
-            pytest.fail(
-                f"it ran for over {max_seconds:g} s and wrote:\n{self.said()}\n{self._err.read_text()}"
-            )
+            pytest.fail(f"it ran for over {max_seconds:g} s and wrote:\n{self.said()}\n{self._err.read_text()}")
         return Ended(status, self.said(), self._err.read_text(), end - self._begin, self._kill_group())
 
     def said(self) -> str:

@@ -180,8 +180,7 @@ def test_one_exception_object_may_be_raised_for_many_samples(num_workers, loader
         assert shared.__notes__.count(where) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a frozen exception takes no note, and that error is raised in its place")
-def test_an_exception_that_takes_no_note_is_raised_without_one(num_workers, loader_of):
+def test_an_exception_that_forbids_to_set_attributes_is_raised_as_it_is(num_workers, loader_of):
     @dataclasses.dataclass(frozen=True)
     class FrozenError(Exception):
         code: int

@@ -29,9 +29,9 @@ ENGINE = {
 FLOOR_1 = {
     "plan": {"collate", "isolation", "transfer"},
     "isolation": set(),
-    "collate": set(),
+    "collate": {"errors"},
     "errors": set(),
-    "threads": set(),
+    "threads": {"errors"},
     "transfer": set(),
 }
 FLOOR_2 = {
@@ -138,7 +138,7 @@ def test_the_drawn_edges_make_no_circle():
             "engine.ticket imports torchstage.engine.gather",
         ),
         ("engine.pipeline", "from torchstage.errors import place", "engine.pipeline imports torchstage.errors"),
-        ("collate", "from torchstage.errors import place", "collate imports torchstage.errors"),
+        ("errors", "from torchstage.collate import diagnose", "errors imports torchstage.collate"),
         ("errors", "from torchstage.plan import Plan", "errors imports torchstage.plan"),
         ("plan", "from torchstage import threads", "plan imports torchstage.threads"),
         ("threads", "def late():\n    from torchstage.loader import StageLoader", "threads imports torchstage.loader"),

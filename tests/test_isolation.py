@@ -216,9 +216,18 @@ def test_isolation_can_be_read_and_survives_copy_and_pickle(isolation):
         assert flat(other) == [0, 1, 2, 3]
 
 
-def test_isolation_cannot_be_changed_under_way():
-    with pytest.raises(AttributeError):
-        StageLoader(range(4)).isolation = "shared"
+def test_isolation_may_be_changed_between_epochs(path):
+    dataset = Reopening(path)
+    loader = loader_of(dataset)
+    assert flat(loader) == ALL
+    assert dataset.most > 1
+    dataset.most = 0
+    loader.isolation = "serial"
+    assert flat(loader) == ALL
+    assert dataset.most == 1
+    loader.isolation = "nonsense"
+    with pytest.raises(ValueError, match="isolation must be one of"):
+        iter(loader)
 
 
 # What the guard is for -------------------------------------------------------------------------------------

@@ -99,16 +99,8 @@ assert len(flat(iterator)) == 196
 @pytest.mark.parametrize("persistent", [False, True])
 def test_whatever_a_forked_child_does_it_does_not_hang_and_the_parent_goes_on(persistent, outside):
     stories = [line[4:].partition("(")[0] for line in STORIES.splitlines() if line.startswith("def ")]
-    if persistent:
-        stories.remove("uses_the_same_loader_again")
     ended = outside.run(FORK + STORIES.format(persistent=persistent, stories=", ".join(stories)))
     ended.assert_quiet(max_seconds=15)
-
-
-@pytest.mark.xfail(strict=True, reason="the iterator that stayed behind is reset, where a new one is needed")
-def test_a_forked_child_may_use_a_loader_of_persistent_threads_again(outside):
-    ended = outside.run(FORK + STORIES.format(persistent=True, stories="uses_the_same_loader_again,"))
-    ended.assert_quiet(max_seconds=6)
 
 
 def test_a_process_of_multiprocessing_uses_a_loader_while_the_parents_threads_run(outside):

@@ -1,5 +1,7 @@
 """Threads: what user code sees of the loader thread that it runs in, and that nobody else sees any of it."""
 
+import contextlib
+import contextvars
 import random
 import threading
 from pathlib import Path
@@ -203,13 +205,25 @@ def test_torch_uses_one_core_in_a_loader_thread_and_all_elsewhere(outside):
 # Modes -----------------------------------------------------------------------------------------------------
 
 
+PRECISION: contextvars.ContextVar[int] = contextvars.ContextVar("precision", default=0)
+
+
 def modes():
     return (
+        PRECISION.get(),
+        torch.get_default_device(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
     )
+
+
+@contextlib.contextmanager
+def a_context_variable_set():
+    token = PRECISION.set(7)
+    yield
+    PRECISION.reset(token)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +234,10 @@ def modes():
         torch.inference_mode,
         lambda: torch.autocast("cpu", dtype=torch.bfloat16),
         lambda: torch.autocast("cpu", dtype=torch.float16),
+        lambda: torch.device("meta"),
+        a_context_variable_set,
     ],
-    ids=["grad", "no grad", "inference", "autocast", "autocast in halves"],
+    ids=["grad", "no grad", "inference", "autocast", "autocast in halves", "device", "context variable"],
 )
 def test_loader_threads_are_in_the_consumers_modes(mode):
     with mode():

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
+from torchstage.errors import add_note
+
 _default_collate: Callable[[Any], Any] = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
 MAX_LINES = 8  # of a diagnosis: the first few odd samples tell the story
@@ -25,9 +27,12 @@ def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence
         try:
             return collate_fn(samples)
         except Exception as error:
-            lines = diagnose(samples, indices)
+            try:
+                lines = diagnose(samples, indices)
+            except Exception:  # of samples stranger than it knows: the error itself matters more
+                lines = []
             if lines:
-                error.add_note("torchstage: the samples of this batch do not fit together:\n  " + "\n  ".join(lines))
+                add_note(error, "torchstage: samples of this batch do not fit together:\n  " + "\n  ".join(lines))
             raise
 
     return collate
@@ -35,7 +40,7 @@ def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence
 
 def diagnose(samples: Sequence[Any], indices: Sequence[Any]) -> list[str]:
     """A line for each field that differs from what most samples of the batch have: dataset index, field, shapes."""
-    lines = list(_differences("sample", list(samples), list(indices)))
+    lines = list(_differences("sample", list(samples), list(indices))) if samples else []
     return lines[:MAX_LINES] + ([f"... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
 
 

@@ -18,7 +18,10 @@ def place(batch: Batch, stage: str, slot: int | None, dataset: Any) -> str:
     words = [f"stage {stage!r}"]
     if slot is not None and slot < len(batch.indices):
         index = batch.indices[slot]
-        file = file_of(dataset, index)
+        try:
+            file = file_of(dataset, index)
+        except Exception:  # a property of the user's: the error itself matters more
+            file = None
         words.append(f"dataset index {index!r}" + (f" ({file})" if file else ""))
     return ", ".join([*words, f"batch {batch.number}"])
 
@@ -32,10 +35,16 @@ def placed(error: BaseException, where: str) -> BaseException:
         )
         wrapper.__cause__ = error
         return wrapper
-    note = f"torchstage: raised in {where}"
-    if note not in getattr(error, "__notes__", ()):  # one exception object may be raised for many samples
-        error.add_note(note)
+    add_note(error, f"torchstage: raised in {where}")
     return error
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """As ``error.add_note``, once for each text (one exception object may be raised for many samples), and also on an
+    exception whose class forbids to set attributes, as a frozen dataclass does."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if note not in notes:
+        BaseException.__setattr__(error, "__notes__", [*notes, note])
 
 
 def file_of(dataset: Any, index: Any) -> str | None:

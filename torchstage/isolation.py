@@ -3,10 +3,11 @@
 A first guard: open files, archives, sqlite, HDF5, LMDB and PyAV objects are looked for before and after the first
 sample. A dataset that holds one is used by one thread at a time.
 
-Guarantees: the search is bounded in depth, number and time; it calls no user code; a dataset that was found to hold a
-handle is serialised in every loader of this process that reaches the same holder.
+Guarantees: the search is bounded in depth, number and time; it calls no user code; no two datasets that were found to
+hold a handle are used at the same time in this process.
 """
 
+import gc
 import io
 import logging
 import os
@@ -17,12 +18,11 @@ import threading
 import time
 import types
 import warnings
-import weakref
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal, cast
 
@@ -31,163 +31,193 @@ import torch
 Isolation = Literal["auto", "shared", "serial"]
 ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "serial")
 
-MAX_DEPTH = 8
+MAX_DEPTH = 10
 MAX_OBJECTS = 4_000
 MAX_SECONDS = 0.003  # of CPU time: an epoch starts in under 5 ms
-MAX_FIRST_SECONDS = 0.05  # the first time
-NUM_ELEMENTS = 16  # of each container, from its front and from its end: elements of one container are alike
+MAX_FIRST_SECONDS = 0.05  # the first time, before and after the first sample
+NUM_DESCENDED = 16  # elements of a container that are looked into, from its front and from its end: they are alike
+MAX_FIRST_SCANNED = 2_000_000  # elements of a container whose types are looked at, the first time
+MAX_SCANNED = 20_000  # and later
 
-UNSAFE_TYPES = (io.IOBase, tarfile.TarFile, zipfile.ZipFile, sqlite3.Connection, sqlite3.Cursor)
-UNSAFE_PACKAGES = {"h5py", "lmdb", "av"}  # any object whose class comes from there
+_IO_BASE: type = io.IOBase.__mro__[1]  # the C class below it: io's own classes are only registered with io.IOBase
+UNSAFE_TYPES: tuple[type, ...] = (_IO_BASE, tarfile.TarFile, zipfile.ZipFile, sqlite3.Connection, sqlite3.Cursor)
+UNSAFE_PACKAGES = {"h5py", "lmdb", "av", "decord"}  # any object whose class comes from there
+UNSAFE_NAMES = {"lmdb": ("Environment", "Transaction", "Cursor", "_Database")}  # classes that hide where they come from
 PLAIN: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType)
 OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
 OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
+TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A handle: how to reach it (``dataset.reader.file``), its type, and a lock for whoever uses what holds it."""
+    """A handle: how to reach it (``dataset.reader.file``) and its type."""
 
     path: str
     kind: str
-    lock: Any  # a threading.RLock
 
 
-def find_handle(max_seconds: float, **roots: Any) -> Found | None:
-    """The nearest handle that can be reached from the named objects; None if there is none within bounds."""
-    stop = time.thread_time() + max_seconds
-    seen: set[int] = set()
-    waiting = deque((name, root, root, 0) for name, root in roots.items() if root is not None)
-    while waiting and len(seen) < MAX_OBJECTS and time.thread_time() < stop:
-        path, value, holder, depth = waiting.popleft()
-        if id(value) in seen or isinstance(value, (*PLAIN, *OPAQUE)):
-            continue
-        seen.add(id(value))
-        if _is_handle(value):
-            return Found(path, f"{type(value).__module__}.{type(value).__qualname__}", _lock_of(holder, value))
-        if depth < MAX_DEPTH:
-            waiting.extend((path + step, inner, value, depth + 1) for step, inner in _insides(value))
-    return None
+class Search:
+    """One search from named objects, nearest first, bounded in depth, number and CPU seconds. Calls no user code."""
 
-
-def _is_handle(value: Any) -> bool:
-    if isinstance(value, UNSAFE_TYPES):
-        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-        return not any(value is stream for stream in standard) and not getattr(value, "closed", False)
-    return not _packages(value).isdisjoint(UNSAFE_PACKAGES)
-
-
-def _packages(value: Any) -> set[str]:
-    return {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
-
-
-def _insides(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, each with the words that lead there."""
-    if isinstance(value, partial):
-        call = cast("partial[Any]", value)
-        yield from (
-            (f".{name}", inner)
-            for name, inner in (("func", call.func), ("args", call.args), ("keywords", call.keywords))
+    def __init__(self, is_first: bool) -> None:
+        self._stop = time.thread_time() + (MAX_FIRST_SECONDS if is_first else MAX_SECONDS)
+        self._max_scanned = MAX_FIRST_SCANNED if is_first else MAX_SCANNED
+        hidden = (
+            getattr(sys.modules.get(package), name, None) for package in UNSAFE_NAMES for name in UNSAFE_NAMES[package]
         )
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, types.FunctionType):
-        yield from _function_insides(value)
-    elif isinstance(value, dict):
-        entries = _some(dict[Any, Any].items(cast("dict[Any, Any]", value)))
-        yield from ((f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", inner) for key, inner in entries)
-    elif isinstance(value, list | tuple):
-        yield from _ends(list if isinstance(value, list) else tuple, value)
-    elif isinstance(value, set | frozenset | deque):
-        yield from (("[...]", inner) for inner in _some(cast("set[Any]", value)))
-    if not isinstance(value, type) and _packages(value).isdisjoint(OPAQUE_PACKAGES):
-        yield from _attributes(value)
+        self._unsafe = (*UNSAFE_TYPES, *(kind for kind in hidden if isinstance(kind, type)))
 
+    def run(self, **roots: Any) -> Found | None:
+        """The nearest handle that can be reached from the named objects; None if there is none within bounds."""
+        seen: set[int] = set()
+        waiting = deque((name, root, 0) for name, root in roots.items() if root is not None)
+        while waiting and len(seen) < MAX_OBJECTS and time.thread_time() < self._stop:
+            path, value, depth = waiting.popleft()
+            if id(value) in seen or _is_a(value, *PLAIN, *OPAQUE):
+                continue
+            seen.add(id(value))
+            if self._is_handle(value):
+                return Found(path, f"{type(value).__module__}.{type(value).__qualname__}")
+            if depth < MAX_DEPTH:
+                waiting.extend((path + step, inner, depth + 1) for step, inner in self._insides(value))
+        return None
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    try:  # not getattr: that may call the user's __getattr__
-        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        own = {}
-    yield from ((f".{name}", inner) for name, inner in own.copy().items())
-    for cls in type(value).__mro__:
-        if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
-            continue
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            descriptor = cls.__dict__.get(name)
-            if isinstance(descriptor, types.MemberDescriptorType):
-                try:
-                    yield f".{name}", descriptor.__get__(value)
-                except AttributeError:  # a slot that was never set
-                    continue
-        for name, inner in list(cls.__dict__.items()):
-            if _is_handle(inner):
-                yield f".{name}", inner
-            elif isinstance(inner, types.FunctionType):
-                yield from ((f".{name}{step}", handle) for step, handle in _global_handles(inner))
-
-
-def _function_insides(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    def _is_handle(self, value: Any) -> bool:
+        kind: type = cast(Any, type(value))
+        if not self._is_unsafe(kind):
+            return False
+        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
         try:
-            yield f".<closure>.{name}", cell.cell_contents
-        except ValueError:  # a cell that was never filled
-            continue
-    for position, default in enumerate(function.__defaults__ or ()):
-        yield f".__defaults__[{position}]", default
-    yield from _global_handles(function)
+            return not any(value is stream for stream in standard) and not getattr(value, "closed", False)
+        except Exception:  # it does not know itself
+            return True
 
+    def _is_unsafe(self, kind: type) -> bool:
+        return issubclass_of(kind, self._unsafe) or not _packages(kind).isdisjoint(UNSAFE_PACKAGES)
 
-def _global_handles(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name in function.__code__.co_names:
-        inner = function.__globals__.get(name)
-        if inner is not None and _is_handle(inner):
-            yield f".<global>.{name}", inner
+    def _insides(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """What an object holds, each with the words that lead there."""
+        if _is_a(value, partial):
+            call = cast("partial[Any]", value)
+            yield from ((".func", call.func), (".args", call.args), (".keywords", call.keywords))
+        elif _is_a(value, types.MethodType):
+            yield ".__self__", value.__self__
+            yield ".__func__", value.__func__
+        elif _is_a(value, types.FunctionType):
+            yield from self._of_function(value)
+        elif _is_a(value, *TRACED):
+            yield from ((".<held>", inner) for inner in gc.get_referents(value))
+        elif _is_a(value, list, tuple):
+            yield from self._elements(value)
+        elif _is_a(value, dict):
+            entries: list[tuple[Any, Any]] = self._snapshot(dict[Any, Any].items(value))
+            yield from self._elements([inner for _, inner in entries], [key for key, _ in entries])
+        elif _is_a(value, set, frozenset, deque):
+            yield from self._elements(self._snapshot(value))
+        if not _is_a(value, type) and _packages(cast(Any, type(value))).isdisjoint(OPAQUE_PACKAGES):
+            yield from self._attributes(value)
 
+    def _elements(self, values: Any, keys: list[Any] | None = None) -> Iterator[tuple[str, Any]]:
+        """The elements of unsafe types, and some of the others: of a long container only these are looked into."""
+        kind: Any = list if _is_a(values, list) else tuple  # its own methods: a subclass may have overridden them
+        length: int = kind.__len__(values)
+        positions = {*range(min(length, NUM_DESCENDED)), *range(max(0, length - NUM_DESCENDED), length)}
+        if length <= self._max_scanned and any(map(self._is_unsafe, set(map(type, kind.__iter__(values))))):
+            positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._is_handle(inner))
+        for position in sorted(positions):
+            try:
+                yield _step(keys[position] if keys else position), kind.__getitem__(values, position)
+            except IndexError:  # it became shorter meanwhile
+                return
 
-def _some(values: Iterable[Any]) -> list[Any]:
-    """The first elements of something that another thread may be changing just now."""
-    try:
-        return list(islice(values, 2 * NUM_ELEMENTS))
-    except RuntimeError:  # changed size during iteration
-        return []
-
-
-def _ends(kind: Any, values: Any) -> Iterator[tuple[str, Any]]:
-    """The first and the last elements of a list or tuple, read past whatever a subclass overrides."""
-    length = kind.__len__(values)
-    for position in (*range(min(length, NUM_ELEMENTS)), *range(max(NUM_ELEMENTS, length - NUM_ELEMENTS), length)):
+    def _snapshot(self, values: Iterable[Any]) -> list[Any]:
+        """As many elements as are scanned of something that another thread may be changing just now."""
         try:
-            yield f"[{position}]", kind.__getitem__(values, position)
-        except IndexError:  # it became shorter meanwhile
+            return list(islice(values, self._max_scanned))
+        except RuntimeError:  # it changed its size meanwhile
+            return []
+
+    def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
+        try:  # not getattr: that may call the user's __getattr__
+            own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+            yield from ((f".{name}", inner) for name, inner in own.copy().items())
+        except AttributeError:
+            pass
+        for cls in type(value).__mro__:
+            if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
+                continue
+            for name, inner in list(cls.__dict__.items()):
+                if _is_a(inner, types.MemberDescriptorType):  # a slot
+                    try:
+                        yield f".{name}", inner.__get__(value)
+                    except AttributeError:  # that was never set
+                        continue
+                elif self._is_handle(inner) or _is_a(inner, dict, list, types.FunctionType, *TRACED):
+                    yield f".{name}", inner
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                yield f".<closure>.{name}", cell.cell_contents
+            except ValueError:  # a cell that was never filled
+                continue
+        for position, default in enumerate(function.__defaults__ or ()):
+            yield f".__defaults__[{position}]", default
+        if function.__module__ and function.__module__.partition(".")[0] in ("torch", "torchvision", "numpy", "PIL"):
             return
+        for name in function.__code__.co_names:
+            inner = function.__globals__.get(name)
+            if self._is_handle(inner) or _is_a(inner, dict, list, types.FunctionType, *TRACED):
+                yield f".<global>.{name}", inner
 
 
-_locks: dict[int, Any] = {}  # by the id of what holds a handle
+def _is_a(value: Any, *kinds: type) -> bool:
+    """isinstance by the true type alone: isinstance itself may ask the object for a ``__class__`` of its own making."""
+    kind: type = cast(Any, type(value))
+    return issubclass_of(kind, kinds)
 
 
-def _lock_of(holder: Any, handle: Any) -> Any:
-    """One lock for each object that holds a handle, so that two loaders over the same dataset use it in turn."""
-    for owner in (holder, handle):
-        lock = threading.RLock()
-        try:
-            if _locks.setdefault(id(owner), lock) is lock:
-                weakref.finalize(owner, _locks.pop, id(owner), None).atexit = False
-            return _locks[id(owner)]
-        except TypeError:  # it cannot be referenced weakly, so nobody would tell when its id belongs to another object
-            del _locks[id(owner)]
-    return threading.RLock()
+def issubclass_of(kind: type, kinds: tuple[type, ...]) -> bool:
+    """issubclass without the hooks of abstract classes."""
+    return not set(kind.__mro__).isdisjoint(kinds)
 
 
-def _free_locks() -> None:
-    """In a forked child: a lock may be held by a thread that stayed behind in the parent."""
-    for lock in _locks.values():
-        lock._at_fork_reinit()
+def _packages(kind: type) -> set[str]:
+    return {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+
+
+def _step(key: Any) -> str:
+    return f"[{key!r}]" if _is_a(key, *PLAIN) else "[...]"
+
+
+_lock = threading.RLock()  # one for the process: two datasets may hold the same handle, or one the other's dataset
+
+
+_serialised: set[bool] = set()  # not empty once a dataset had to be serialised in this process
+
+
+class _ThisThread(threading.local):
+    num_held: int = 0
+
+
+_this_thread = _ThisThread()
+
+
+def is_inside_serialised() -> bool:
+    """Whether the calling thread is inside a dataset that is used by one thread at a time: what it starts must not need
+    other threads to use such a dataset, since they would wait for it for ever."""
+    return _this_thread.num_held > 0
+
+
+def _free_lock() -> None:
+    """In a forked child: the lock may be held by a thread that stayed behind in the parent."""
+    cast(Any, _lock)._at_fork_reinit()
+    _this_thread.num_held = 0
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_locks)
+    os.register_at_fork(after_in_child=_free_lock)
 
 
 class Guard:
@@ -201,39 +231,41 @@ class Guard:
             )
         self.isolation: Isolation = isolation
         self.is_tried = isolation != "auto"  # whether a first sample was looked at already
+        self.is_serial = False
+        if isolation == "serial":
+            self._serialise()
         self.has_warned = False
-        self._lock: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "is_tried": self.isolation != "auto"}
-
-    @property
-    def is_needed_inline(self) -> bool:
-        """Whether code that runs in the consumer's thread could meet a thread of another loader at a handle."""
-        return bool(_locks)
-
-    def must_serialise(self, dataset: Any, collate_fn: Any, *, warn: bool = True) -> bool:
+    def must_serialise(self, dataset: Any, collate_fn: Any, *, warn: bool) -> bool:
         """Whether one thread at a time may use the dataset, as it is now. Warns once a loader, naming the handle."""
-        if self.isolation == "auto" and self._lock is None:
-            max_seconds = MAX_SECONDS if self.is_tried else MAX_FIRST_SECONDS
-            found = find_handle(max_seconds, dataset=dataset, collate_fn=collate_fn)
+        if self.isolation == "auto" and not self.is_serial:
+            found = Search(is_first=not self.is_tried).run(dataset=dataset, collate_fn=collate_fn)
             if found is not None:
-                self._lock = found.lock
+                self._serialise()
                 if warn:
                     self._warn(found)
-        elif self.isolation == "serial" and self._lock is None:
-            self._lock = _lock_of(dataset, dataset)
-        return self._lock is not None
+        return self.is_serial
+
+    def _serialise(self) -> None:
+        self.is_serial = True
+        _serialised.add(True)
+
+    def must_serialise_inline(self, dataset: Any, collate_fn: Any) -> bool:
+        """Whether code in the consumer's own thread could meet a thread of another loader at a handle."""
+        return bool(_serialised) and self.must_serialise(dataset, collate_fn, warn=False)
 
     def serialised(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` behind the lock, if there is one by the time it is called."""
+        """``function`` behind the lock, if the dataset has to be serialised by the time it is called."""
 
         def one_at_a_time(*arguments: Any) -> Any:
-            lock = self._lock
-            if lock is None:
+            if not self.is_serial:
                 return function(*arguments)
-            with lock:
-                return function(*arguments)
+            with _lock:
+                _this_thread.num_held += 1
+                try:
+                    return function(*arguments)
+                finally:
+                    _this_thread.num_held -= 1
 
         return one_at_a_time
 

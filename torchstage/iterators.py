@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 
 from torchstage import threads
 from torchstage.engine.parking import PERIOD_SECONDS
-from torchstage.engine.pipeline import Pool, Run
+from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch, Nobody
 from torchstage.errors import place, placed, stack_of
@@ -63,13 +63,16 @@ class _Iterator(_BaseDataLoaderIter):
 
 
 class InlineIterator(_Iterator):
-    """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works."""
+    """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works.
+
+    Also a loader that a serialised dataset uses inside itself: its threads would wait for the thread that asks.
+    """
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
         super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-        if self._timeout != 0:
+        if self._timeout != 0 and self._num_workers == 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
-        is_shared = guard.is_needed_inline and guard.must_serialise(self._dataset, self._collate_fn, warn=False)
+        is_shared = guard.must_serialise_inline(self._dataset, self._collate_fn)
         self._plan = Plan(_recipe(self, threads.Modes.of_this_thread()), guard.serialised if is_shared else plain)
         self._num_batches = 0
 
@@ -97,6 +100,9 @@ class InlineIterator(_Iterator):
 class ThreadedIterator(_Iterator):
     """Batches made by ``num_workers`` threads that share each batch sample by sample."""
 
+    _pool: Pool
+    _runs: list[Run]  # the run of this epoch, once it has started
+
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
         super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         threads.install_answers()
@@ -110,14 +116,17 @@ class ThreadedIterator(_Iterator):
             dataset=self._dataset,
             init_fn=loader.worker_init_fn,
         )
-        self._pool = self.pool = Pool(self._num_workers, "torchstage-fetch")
-        self._runs: list[Run] = []  # the run of this epoch, once it has started: shared with the finalizer
-        self._finalizer = weakref.finalize(self, _abandon, self._pool, self._runs)
-        self._finalizer.atexit = False  # the engine ends every thread at exit
-        self._begin()
+        if not loader.prefetch_factor:
+            raise AssertionError("prefetch_factor must be greater than 0")
+        self._begin(loader)
 
-    def _begin(self) -> None:
+    def _begin(self, loader: "StageLoader[Any]") -> None:
         """Get ready for an epoch, in the consumer's thread, without starting anything."""
+        if not hasattr(self, "_pool") or self._pool.is_closed:  # closed: a start failed, or this is a forked child
+            self._pool = loader.new_pool("torchstage-fetch")
+            self._runs = []
+            self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
+            self._finalizer.atexit = False  # the engine ends every thread at exit
         self._recipe = _recipe(self, threads.Modes.of_this_thread())
         self._first: FirstSample | None = None
         self._is_exhausted = False
@@ -126,7 +135,7 @@ class ThreadedIterator(_Iterator):
         """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""
         self._leave_run()
         super()._reset(loader, first_iter)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-        self._begin()
+        self._begin(loader)
 
     def _next_data(self) -> Any:
         if self._pool.is_closed and not self._is_exhausted:
@@ -139,11 +148,13 @@ class ThreadedIterator(_Iterator):
         run = self._runs[0] if self._runs else self._start()
         try:
             batch = run.next(self._timeout or None, self._attend)
-        except StopIteration:
+        except Exhausted:
             self._end()
-            raise
-        except TimeoutError:
+            raise StopIteration from None
+        except TimedOut:
             raise RuntimeError(self._timed_out(run)) from None
+        except Closed:
+            raise RuntimeError("StageLoader: this iterator was closed while it waited for a batch.") from None
         failure = batch.failure
         if failure is None:
             value, batch.value = (
@@ -199,18 +210,12 @@ class ThreadedIterator(_Iterator):
         """Thread 0 made the first sample: let the other threads in, unless it opened what they must not share."""
         self._first = None
         self._guard.is_tried = True
-        if not self._is_serial():
-            self._plan_source.plan = Plan(self._recipe, plain)
+        is_serial = self._is_serial()
+        self._plan_source.plan = plan = Plan(self._recipe, self._guard.serialised if is_serial else plain)
+        if not is_serial:
             self._let_all_in()
-        elif self._pool.num_started == 1:
-            self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
-        else:
-            self._close(0.0)
-            raise RuntimeError(
-                f"StageLoader: the first sample took more than {FIRST_SAMPLE_SECONDS:g} s, and only then opened a "
-                "handle that threads must not share. What was loaded meanwhile may be wrong and is not delivered. "
-                "Open the handle in the dataset's __init__, or pass isolation='serial'."
-            )
+        elif self._pool.num_started > 1:  # it took so long that they are in: what they made meanwhile may be wrong
+            self._runs[0].redo(plan.chain_like)
 
     def _let_all_in(self) -> None:
         try:
@@ -234,7 +239,7 @@ class ThreadedIterator(_Iterator):
     def _leave_run(self) -> None:
         for run in self._runs:
             run.abandon()
-        self._runs.clear()
+        self._runs = []
 
     def _end(self) -> None:
         """Every batch was handed out. Threads that are not kept for the next epoch end here; none is in user code."""
@@ -254,8 +259,8 @@ class ThreadedIterator(_Iterator):
 
     def abandon(self) -> None:
         """Let the threads end as soon as they are out of user code. Waits for nothing."""
-        _abandon(self._pool, self._runs)
-        self._runs.clear()
+        self._pool.abandon()
+        self._leave_run()
 
     def close(self) -> None:
         """End the threads and wait for them; one that stays in user code for 1.5 s is named in a warning and let go."""
@@ -272,10 +277,3 @@ def warn_of(stuck: list[Worker]) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-
-
-def _abandon(pool: Pool, runs: list[Run]) -> None:
-    """Let threads end as soon as they can. Joins nothing and takes no lock: it is also the iterator's finalizer."""
-    for run in runs:
-        run.abandon()
-    pool.abandon()

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
 from torchstage.engine.pipeline import Pool
-from torchstage.isolation import Guard, Isolation
+from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -29,8 +29,8 @@ class StageLoader(DataLoader[T_co]):
     - Map-style datasets: ``num_workers=N`` threads share the one dataset object and each batch, sample by sample.
       Nothing is copied or pickled. Threads beyond the number of cores work only while the others wait for something.
     - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at
-      most ``max(prefetch_factor, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or with
-      ``__getitems__``, ``prefetch_factor * num_workers + 1``.
+      most ``max(prefetch_factor, num_workers, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or
+      with ``__getitems__``, ``prefetch_factor * num_workers + 1``.
     - Iterable datasets, data pipes, and every dataset when ``multiprocessing_context`` is given, are loaded by torch's
       own worker processes.
 
@@ -66,6 +66,7 @@ class StageLoader(DataLoader[T_co]):
         in_order: bool = True,
         isolation: Isolation = "auto",
     ) -> None:
+        self.isolation: Isolation = isolation
         self._guard = Guard(isolation)
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -89,11 +90,6 @@ class StageLoader(DataLoader[T_co]):
             in_order=in_order,
         )
 
-    @property
-    def isolation(self) -> Isolation:
-        """Who may share the dataset, as given."""
-        return self._guard.isolation
-
     def _get_iterator(self) -> Any:
         iterator = self._new_iterator()
         self._live.add(iterator)
@@ -103,12 +99,19 @@ class StageLoader(DataLoader[T_co]):
         context: BaseContext | None = cast(Any, self).multiprocessing_context
         if isinstance(self.dataset, IterableDataset | MapDataPipe) or context is not None:
             return super()._get_iterator()  # torch's own iterators
-        if self.num_workers == 0:
+        if self._guard.isolation != self.isolation:
+            self._guard = Guard(self.isolation)
+        if self.num_workers == 0 or is_inside_serialised():
             return InlineIterator(self, self._guard)
         self.check_worker_number_rationality()
-        iterator = ThreadedIterator(self, self._guard)
-        self._pools = [pool for pool in self._pools if not pool.has_ended] + [iterator.pool]
-        return iterator
+        return ThreadedIterator(self, self._guard)
+
+    def new_pool(self, name: str) -> Pool:
+        """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""
+        pool = Pool(self.num_workers, name)
+        self._pools = [pool for pool in self._pools if not pool.has_ended]
+        self._pools.append(pool)
+        return pool
 
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.

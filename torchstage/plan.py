@@ -1,15 +1,19 @@
 """Plan: a loader's dataset and functions in, what the engine does with each index of its sampler out.
 
-Guarantees: for every kind of dataset the same calls as torch's fetcher makes; a list that the sampler yields is copied,
-so that the sampler may go on changing it.
+Guarantees: for every kind of dataset the same calls as torch's fetcher makes; a list, array or tensor that the sampler
+yields is copied, so that the sampler may go on changing it.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from typing import Any, cast
+
+import numpy as np
+import torch
 
 from torchstage.collate import explained
 from torchstage.engine.ticket import Batch, Chain
@@ -59,12 +63,22 @@ class Plan:
         A batch is shared out sample by sample, unless the dataset takes it whole (``__getitems__``), batching is off,
         or it is empty: then it is one ticket whose value is all there is.
         """
-        if not self._is_batched:
+        index = _own(index)
+        if not self._is_batched or self._takes_batches:
             return (index,), self._as_whole
-        if self._takes_batches:
-            return (list(cast("list[Any]", index)) if isinstance(index, list) else index,), self._as_whole
         indices = list(index)
         return (indices, self._by_sample) if indices else ((indices,), self._as_whole)
+
+    def chain_like(self, chain: Chain) -> Chain:
+        """This plan's chain for what another plan made with that one."""
+        return self._as_whole if chain.takes_whole else self._by_sample
+
+
+def _own(index: Any) -> Any:
+    """A copy of what the sampler may go on changing: by the time a thread looks at it, it would be another batch's."""
+    if isinstance(index, torch.Tensor):
+        return index.clone()
+    return copy.copy(cast(Any, index)) if isinstance(index, list | dict | np.ndarray) else index
 
 
 def _each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
@@ -77,11 +91,12 @@ def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any])
 
 
 def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
-    """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples, and the
-    one that is handed out. Where a ticket is a whole batch, torch's own count: ``prefetch_factor`` for each thread."""
+    """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples or of
+    batches to collate, and the one that is handed out. Where a ticket is a whole batch, torch's own count:
+    ``prefetch_factor`` for each thread."""
     if batch.chain.takes_whole:
         return max(1, prefetch_factor) * num_threads + 1
-    return max(prefetch_factor, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
+    return max(prefetch_factor, num_threads, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
 
 
 class Source:

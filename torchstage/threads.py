@@ -8,14 +8,17 @@ Guarantees: nothing process-wide is changed but the code of ``torch.utils.data.g
 ``worker_init_fn`` leaves the process's random generators as they were.
 """
 
+import contextvars
 import ctypes
 import os
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any, cast
@@ -26,6 +29,7 @@ import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 
 from torchstage.engine.segment import Worker
+from torchstage.errors import placed
 
 MODE_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")  # device types whose autocast mode a thread takes over
 
@@ -34,7 +38,7 @@ _numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_sta
 
 
 class _ThisThread(threading.local):
-    info: Any = None
+    info: Callable[[], Any] | None = None
     initial_seed: int = 0
     modes: ExitStack | None = None
 
@@ -54,7 +58,7 @@ def _answer(elsewhere: Any) -> Any:
     if info is None:
         return elsewhere
     caller: FrameType = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
-    return elsewhere if caller.f_globals is torch_collate.__dict__ else info
+    return elsewhere if caller.f_globals is torch_collate.__dict__ else info()
 
 
 def _answer_seed(elsewhere: int) -> int:
@@ -79,13 +83,30 @@ def install_answers() -> None:
     torch.random.initial_seed.__code__ = cast(FunctionType, _initial_seed).__code__
 
 
-def worker_info(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
+def worker_info(number: int, num_workers: int, seed: int, dataset: Callable[[], Any]) -> Any:
     """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
-    known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
+    known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset()}
     try:
         return torch_worker.WorkerInfo(**known, worker_method="thread")
     except TypeError:
         return torch_worker.WorkerInfo(**known)
+
+
+def _weakly(dataset: Any) -> Callable[[], Any]:
+    """The dataset, where it allows that without keeping it alive: an idle thread must not."""
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return lambda: dataset
+
+
+def _forget_this_thread() -> None:
+    """In a child that a loader thread forked: it is nobody's loader thread."""
+    _this_thread.info = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_this_thread)
 
 
 # Set-up of a thread -----------------------------------------------------------------------------------------
@@ -95,14 +116,16 @@ def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn:
     """Make the calling thread loader thread ``number``. Raises what ``init_fn`` raises."""
     use_one_core()
     _this_thread.initial_seed = base_seed + number
-    _this_thread.info = worker_info(number, num_workers, base_seed + number, dataset)
+    _this_thread.info = partial(worker_info, number, num_workers, base_seed + number, _weakly(dataset))
     if init_fn is not None:
         with generators_seeded_and_restored(base_seed, number):
             try:
                 init_fn(number)
             except BaseException as error:
-                error.add_note(f"torchstage: raised in worker_init_fn({number})")
-                raise
+                named = placed(error, f"worker_init_fn({number})")
+                if named is error:
+                    raise
+                raise named from error
             _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called torch.manual_seed
 
 
@@ -199,12 +222,15 @@ class Modes:
     inference: bool
     autocast: tuple[tuple[str, Any], ...]  # device types it is on for, with their dtypes
     device_index: int | None  # current accelerator, None without one
+    default_device: torch.device
+    context: contextvars.Context  # context variables: NumPy's errstate, decimal's precision, the user's own
 
     @classmethod
     def of_this_thread(cls) -> "Modes":
-        on = tuple((d, torch.get_autocast_dtype(d)) for d in MODE_DEVICES if torch.is_autocast_enabled(d))
+        on = tuple((d, torch.get_autocast_dtype(d)) for d in MODE_DEVICES if _is_autocast_enabled(d))
         device = torch.accelerator.current_device_index() if _has_accelerator_in_use() else None
-        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), on, device)
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return cls(grad, inference, on, device, torch.get_default_device(), contextvars.copy_context())
 
     def enter(self) -> None:
         """Set the calling thread to these modes, until it enters others or ends."""
@@ -213,11 +239,22 @@ class Modes:
         _this_thread.modes = stack = ExitStack()
         if self.device_index is not None:
             torch.accelerator.set_device_index(self.device_index)
+        for variable, value in self.context.items():
+            variable.set(value)
+        if self.default_device != torch.get_default_device():
+            stack.enter_context(self.default_device)
         if self.inference:
             stack.enter_context(torch.inference_mode())
         stack.enter_context(torch.set_grad_enabled(self.grad))
         for device, dtype in self.autocast:
             stack.enter_context(torch.autocast(device, dtype=dtype))
+
+
+def _is_autocast_enabled(device_type: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(device_type)
+    except RuntimeError:  # this build of torch does not know that device
+        return False
 
 
 def _has_accelerator_in_use() -> bool:

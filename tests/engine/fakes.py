@@ -24,7 +24,12 @@ class Bell:
 
 
 def do_nothing(*arguments: Any) -> None:
-    """Set-up, enter, attend: all that a test is not about."""
+    """Set-up, enter: all that a test is not about."""
+
+
+def attend() -> float:
+    """A consumer that has nothing to look after, and looks again as often as a real one."""
+    return 0.05
 
 
 def chain_of(
@@ -88,7 +93,7 @@ def run_of(pool: Pool, batches: Sequence[Sequence[Any]], chain: Chain, window: i
 
 
 def next_of(run: Run, timeout_seconds: float | None = PATIENCE_SECONDS) -> Batch:
-    return run.next(timeout_seconds, do_nothing)
+    return run.next(timeout_seconds, attend)
 
 
 def rest_of(run: Run) -> list[Batch]:
@@ -110,7 +115,7 @@ def in_threads(num_threads: int, function: Callable[[int], Any]) -> list[Any]:
         together.wait(PATIENCE_SECONDS)
         results[number] = function(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(num_threads)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(num_threads)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -33,7 +33,7 @@ def test_close_wakes_every_thread_that_waits():
         return channel.get()
 
     answers: list[str | None] = []
-    threads = [threading.Thread(target=lambda: answers.append(wait())) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: answers.append(wait()), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     ready.wait(PATIENCE_SECONDS)

@@ -10,7 +10,7 @@ import pytest
 from fakes import PATIENCE_SECONDS
 
 from torchstage.engine import parking as parking_module
-from torchstage.engine.parking import PERIOD_SECONDS, Parking, usable_cores
+from torchstage.engine.parking import LONE_SECONDS, PERIOD_SECONDS, Parking, usable_cores
 
 NUM_CORES = 4
 
@@ -26,14 +26,14 @@ class Machine:
         for clock in range(parking._num_threads):
             self.used[clock] = 0.0
             parking._clocks.append(clock)
-        parking.look(self.now)  # the first look only learns where the clocks stand
+        parking.look(self.now, None)  # the first look only learns where the clocks stand
 
-    def live_a_period(self, cores_used: float) -> None:
+    def live_a_period(self, cores_used: float, sample_seconds: float | None = None) -> None:
         """The running threads together use that many cores for a period; then one of them looks."""
         self.now += 1.01 * PERIOD_SECONDS
         for clock in list(self.used)[: self.parking.running]:
             self.used[clock] += 1.01 * PERIOD_SECONDS * cores_used / self.parking.running
-        self.parking.look(self.now)
+        self.parking.look(self.now, sample_seconds)
         while self.parking.running > self.parking.limit:
             self.parking.running -= 1  # as threads do that come by the gate
 
@@ -67,7 +67,7 @@ def test_computing_threads_never_go_below_the_cores(machine_of):
 def test_waiting_threads_all_stay(machine_of):
     machine = machine_of(16)
     assert set(limits(machine, 20, cores_of_a_thread=0.05)) == {16}
-    assert not machine.parking.has_parked
+    assert machine.parking.running == 16
 
 
 def test_half_waiting_threads_settle_where_the_cores_are_just_used(machine_of):
@@ -82,7 +82,7 @@ def test_half_waiting_threads_settle_where_the_cores_are_just_used(machine_of):
 def test_threads_come_back_when_the_work_begins_to_wait(machine_of):
     machine = machine_of(16)
     limits(machine, 20, cores_of_a_thread=1.0)
-    assert machine.parking.has_parked
+    assert machine.parking.running < 16
     seen = limits(machine, 20, cores_of_a_thread=0.01)
     assert seen[-1] == machine.parking.running == 16
     assert machine.parking._gate.qsize() == 12  # one token for each thread that was parked
@@ -91,7 +91,7 @@ def test_threads_come_back_when_the_work_begins_to_wait(machine_of):
 def test_a_look_within_the_period_changes_nothing(machine_of):
     machine = machine_of(16)
     machine.used.update(dict.fromkeys(machine.used, 1e6))
-    machine.parking.look(machine.now + 0.5 * PERIOD_SECONDS)
+    machine.parking.look(machine.now + 0.5 * PERIOD_SECONDS, None)
     assert machine.parking.limit == 16
 
 
@@ -100,7 +100,7 @@ def test_the_clock_of_a_thread_that_ended_counts_for_nothing(machine_of):
     for clock in range(8):
         del machine.used[clock]  # cpu_seconds answers None
     machine.now += 1.01 * PERIOD_SECONDS
-    machine.parking.look(machine.now)
+    machine.parking.look(machine.now, None)
     assert machine.parking.limit == 16
 
 
@@ -108,33 +108,38 @@ def test_two_threads_that_come_by_at_once_look_once(machine_of):
     machine = machine_of(16)
     machine.used.update(dict.fromkeys(machine.used, 1e6))
     with machine.parking._lock:  # the other one is looking just now
-        machine.parking.look(machine.now + 2 * PERIOD_SECONDS)
+        machine.parking.look(machine.now + 2 * PERIOD_SECONDS, None)
     assert machine.parking.limit == 16
 
 
-def test_only_a_pool_with_more_threads_than_cores_needs_it():
-    assert not Parking(4, 4).is_needed
-    assert Parking(5, 4).is_needed == hasattr(time, "pthread_getcpuclockid")
+@pytest.mark.parametrize("num_threads", [2, 4, 16])
+def test_one_thread_works_alone_where_samples_are_nothing_but_python(machine_of, num_threads):
+    """They hold the GIL: two threads would only hand it to and fro."""
+    machine = machine_of(num_threads)
+    machine.live_a_period(1.0, sample_seconds=0.5 * LONE_SECONDS)
+    assert machine.parking.limit == machine.parking.running == 1
+    machine.live_a_period(1.0, sample_seconds=0.5 * LONE_SECONDS)
+    assert machine.parking.limit == 1
 
 
-def test_where_it_is_not_needed_no_clock_is_read():
-    parking = Parking(2, 4)
-    parking.join()
-    assert parking._clocks == []
-    parking.look(1.0)
-    parking.look(2.0)
-    assert parking.limit == 2
+@pytest.mark.parametrize("sample_seconds", [2 * LONE_SECONDS, None])
+@pytest.mark.parametrize("num_threads", [2, 4, 16])
+def test_as_many_as_there_are_cores_come_back_at_once_when_samples_get_dear(machine_of, num_threads, sample_seconds):
+    machine = machine_of(num_threads)
+    machine.live_a_period(1.0, sample_seconds=0.5 * LONE_SECONDS)
+    machine.live_a_period(1.0, sample_seconds)
+    assert machine.parking.limit == min(num_threads, NUM_CORES)
 
 
 def test_a_thread_is_not_parked_where_there_is_room():
     parking = Parking(8, 4)
     parking.wait_for_room()
-    assert (parking.running, parking.has_parked) == (8, False)
+    assert parking.running == 8
 
 
 def parked_threads(parking: Parking, num_threads: int) -> list[threading.Thread]:
     """Threads that are at the gate, or on their last steps to it."""
-    threads = [threading.Thread(target=parking.wait_for_room) for _ in range(num_threads)]
+    threads = [threading.Thread(target=parking.wait_for_room, daemon=True) for _ in range(num_threads)]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -148,7 +153,7 @@ def test_open_wakes_every_parked_thread_and_parks_no_other():
     parking = Parking(8, 4)
     parking.limit = 5
     threads = parked_threads(parking, 3)
-    assert parking.has_parked
+    assert parking.running == 5
     parking.open()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
@@ -173,7 +178,7 @@ def test_a_thread_on_its_way_to_the_gate_when_it_opens_gets_through():
             get()
 
     parking._gate = SlowGate()  # type: ignore[assignment]
-    thread = threading.Thread(target=parking.wait_for_room)
+    thread = threading.Thread(target=parking.wait_for_room, daemon=True)
     thread.start()
     assert reaches_gate.wait(PATIENCE_SECONDS)
     parking.open()
@@ -234,7 +239,7 @@ def test_the_clock_of_a_real_thread_can_be_read_until_it_ends():
         clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
         may_end.wait(PATIENCE_SECONDS)
 
-    thread = threading.Thread(target=live)
+    thread = threading.Thread(target=live, daemon=True)
     thread.start()
     while not clocks:
         time.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from fakes import PATIENCE_SECONDS, Gate, batch_of, chain_of, do_nothing, pool_of
 
 from torchstage.engine import pipeline
-from torchstage.engine.pipeline import Pool, join
+from torchstage.engine.pipeline import VISIT_SECONDS, Pool, join
 from torchstage.engine.segment import alive
 
 
@@ -69,9 +69,9 @@ def test_an_error_in_set_up_is_raised_at_once_and_leaves_a_pool_that_can_be_ende
         (None, 2, 2),  # there is nothing for a third to do
         (1.0, 8, 4),
         (1.0, 3, 3),
-        (1e-6, 64, 1),  # 64 us in all: not worth a second visit
-        (5e-6, 64, 4),
-        (3e-6, 64, 2),
+        (VISIT_SECONDS / 64, 64, 1),  # in all, just what one visit is worth
+        (VISIT_SECONDS / 33, 64, 2),
+        (VISIT_SECONDS / 10, 64, 4),
         (1e-9, 1, 1),
     ],
 )
@@ -129,11 +129,11 @@ def test_abandon_ends_parked_threads(monkeypatch):
             assert time.monotonic() < deadline
             pool.call_threads_to(batch_of(4))
             time.sleep(0.001)
-        assert pool.parking.has_parked
         pool.abandon()
         assert pool.join(soon()) == []
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of another thread here")
 def test_computing_threads_are_parked_while_batches_still_come(monkeypatch):
     """The clocks say that each thread uses a whole core, and there is one core."""
     clock = iter(range(10**9))
@@ -141,8 +141,6 @@ def test_computing_threads_are_parked_while_batches_still_come(monkeypatch):
     monkeypatch.setattr("torchstage.engine.parking.cpu_seconds", lambda _: float(next(clock)))
     monkeypatch.setattr("torchstage.engine.parking.PERIOD_SECONDS", 0.0)
     with pool_of(4) as pool:
-        if not pool.parking.is_needed:
-            pytest.skip("no clock of another thread here")
         deadline = soon()
         while pool.parking.running > 1:
             assert time.monotonic() < deadline

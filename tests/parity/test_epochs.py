@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from torchstage import StageLoader
 
+from .compare import story
 from .datasets import Indices, Made, as_given
 from .ways import (
     FOUR_THREADS,
@@ -232,7 +233,7 @@ FORKED = pytest.mark.xfail(strict=True, reason="iter(loader) gives the iterator 
 def test_a_worker_process_may_iterate_a_loader_that_was_iterated_here(keep: bool) -> None:
     inner = TWO_THREADS(Indices(5), batch_size=2, persistent_workers=keep)
     assert lists(inner) == ALL
-    assert flat(PROCESSES(Made(4, lambda i: len(lists(inner))))) == [3] * 4
+    assert story(PROCESSES(Made(4, lambda i: len(lists(inner))), batch_size=None)) == [3] * 4
     assert lists(inner) == ALL
 
 

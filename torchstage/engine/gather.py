@@ -67,6 +67,13 @@ class InFlight:
         with suppress(Empty):
             self.wake.get_nowait()
 
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def put_back(self, batch: Batch) -> None:
+        """The batch was not handed out after all: it is the next one."""
+        self._batches.appendleft(batch)
+
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until a batch, or anything else the consumer should look at, is announced; False if the time is over.
 

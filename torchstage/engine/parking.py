@@ -43,10 +43,11 @@ class Parking:
     def __init__(self, num_threads: int, num_cores: int) -> None:
         self.num_cores = num_cores
         self.limit = num_threads
-        self.running = num_threads
+        self.running = 0
+        self.is_open = False  # for good: the pool is closed
         self.next_look = 0.0
-        self._is_open = False
         self._num_threads = num_threads
+        self._num_parked = 0
         self._lock = threading.Lock()
         self._gate: SimpleQueue[None] = SimpleQueue()
         self._clocks: list[int] = []
@@ -54,7 +55,9 @@ class Parking:
         self._last_cpu: dict[int, float] = {}
 
     def join(self) -> None:
-        """Called once by each thread as it starts: let the others read its CPU clock."""
+        """Called once by each thread as it starts: it runs from now on, and the others may read its CPU clock."""
+        with self._lock:
+            self.running += 1
         if hasattr(time, "pthread_getcpuclockid"):
             self._clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
 
@@ -65,9 +68,10 @@ class Parking:
         and puts a token for each thread, 3. the thread reaches the gate and takes one. Later it finds the parking open.
         """
         with self._lock:
-            if self._is_open or self.running <= self.limit:
+            if self.is_open or self.running <= max(1, self.limit):
                 return
             self.running -= 1
+            self._num_parked += 1
         self._gate.get()
 
     def look(self, now: float, sample_seconds: float | None) -> None:
@@ -77,9 +81,11 @@ class Parking:
         at the cores; for threads that mostly wait it settles where they use eight to nine tenths of the cores. Where a
         sample is so cheap that it can only be Python at work, one thread runs: two would wait for each other's GIL.
         """
-        if self._is_open or now < self.next_look or not self._lock.acquire(blocking=False):
+        if now < self.next_look or self.is_open:
             return
-        try:
+        with self._lock:
+            if now < self.next_look:
+                return
             self.next_look = now + PERIOD_SECONDS
             used_share = self._used_cores(now) / self.num_cores
             if sample_seconds is not None and sample_seconds < LONE_SECONDS:
@@ -88,11 +94,10 @@ class Parking:
                 self.limit = max(self.num_cores, self.limit - max(1, (self.limit - self.num_cores) // 2))
             elif used_share < ROOMY or self.limit < self.num_cores:
                 self.limit = min(self._num_threads, max(self.num_cores, self.limit + max(1, self.limit // 4)))
-            while self.running < self.limit:
+            while self._num_parked and self.running < self.limit:
+                self._num_parked -= 1
                 self.running += 1
                 self._gate.put(None)
-        finally:
-            self._lock.release()
 
     def _used_cores(self, now: float) -> float:
         elapsed, self._last_look = now - self._last_look, now
@@ -106,6 +111,6 @@ class Parking:
 
     def open(self) -> None:
         """Call every parked thread, for good. Takes no lock, so that a finalizer may call it."""
-        self._is_open = True
+        self.is_open = True
         for _ in range(self._num_threads):
             self._gate.put(None)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchstage.engine.channel import Channel
 from torchstage.engine.gather import InFlight, announce
-from torchstage.engine.parking import Parking, usable_cores
+from torchstage.engine.parking import PERIOD_SECONDS, Parking, usable_cores
 from torchstage.engine.segment import Worker, alive
 from torchstage.engine.stats import Meter, Tally, merge
 from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, caught
@@ -131,6 +131,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all_threads)
 
 
+class Exhausted(Exception):  # noqa: N818  # it never leaves the iterator
+    """Every batch was handed out."""
+
+
+class TimedOut(Exception):  # noqa: N818  # it never leaves the iterator
+    """The batch whose turn it is did not come in time."""
+
+
+class Closed(Exception):  # noqa: N818  # it never leaves the iterator
+    """The run was abandoned while the consumer waited."""
+
+
 class Run:
     """One epoch: takes indices from ``source`` in the caller's thread, hands out batches.
 
@@ -150,7 +162,9 @@ class Run:
         self._window = window
         self._in_flight = InFlight(in_order)
         self._num_admitted = 0
+        self._taken: tuple[Sequence[Any], Chain] | None = None
         self._is_exhausted = False
+        self._is_short = False  # the source failed, so the window is not full
         self.is_closed = False
 
     @property
@@ -160,13 +174,34 @@ class Run:
 
     def fill(self) -> None:
         """Admit batches until the window is full or the source is exhausted or fails."""
+        self._is_short = False
         while (batch := self._admit()) is not None and len(self._in_flight) < self._window(batch):
             pass
 
     def _look_after(self) -> None:
-        """Nothing was finished for a while: what was measured before may be wrong now."""
-        if self._pool.let_loose(time.perf_counter()):
+        """Nothing was finished for a while: what was measured before may be wrong now; or Ctrl-C came after a batch was
+        admitted and before threads were called to it."""
+        was_cheap = self._pool.let_loose(time.perf_counter())
+        head = next((batch for batch in self._in_flight if batch.todo), None)
+        if was_cheap or (head is not None and not any(worker.batch is head for worker in self._pool.workers)):
             self.call_threads()
+
+    def redo(self, chain_of: Callable[[Chain], Chain]) -> None:
+        """Make what is in flight anew, from its first sample: what was made so far is not trusted. Waits until no
+        thread is inside the old batches, so that old and new work do not meet."""
+        old = list(self._in_flight)
+        for batch in old:
+            batch.drop()
+        while any(worker.batch is batch for worker in self._pool.workers for batch in old):
+            self._in_flight.wait(PERIOD_SECONDS)
+        self._in_flight.clear()
+        for batch in old:
+            if batch.chain is not NO_CHAIN:
+                again = Batch(batch.number, batch.indices, chain_of(batch.chain), batch.wake)
+                self._in_flight.add(again)
+                self._pool.call_threads_to(again)
+            else:
+                self._in_flight.add(batch)
 
     def call_threads(self) -> None:
         """Call the pool's threads to what is in flight once more."""
@@ -178,21 +213,31 @@ class Run:
         """Wait for the batch whose turn it is, admit another, and return the one.
 
         ``attend`` is called whenever the consumer is about to wait or was woken; it returns after how many seconds it
-        wants to be called again. Raises StopIteration at the end, TimeoutError when the batch did not come in time.
+        wants to be called again. Raises Exhausted at the end, TimedOut when the batch did not come in time, Closed when
+        the run was abandoned meanwhile (by a signal handler, or by another thread).
         """
         if not self._in_flight:
-            raise StopIteration
+            raise Exhausted
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         call_again = attend()
         while (batch := self._in_flight.next_done()) is None:
+            if self.is_closed:
+                raise Closed
             patience = call_again if deadline is None else min(call_again, deadline - time.monotonic())
             if patience <= 0:
-                raise TimeoutError
+                raise TimedOut
             if not self._in_flight.wait(patience):
                 self._look_after()
             call_again = attend()
         self._in_flight.hand_out(batch)
-        self._admit()
+        try:
+            if self._is_short:
+                self.fill()
+            else:
+                self._admit()
+        except BaseException:  # Ctrl-C inside the sampler: the batch is not lost
+            self._in_flight.put_back(batch)
+            raise
         return batch
 
     def _admit(self) -> Batch | None:
@@ -201,11 +246,16 @@ class Run:
             return None
         number, wake = self._num_admitted, self._in_flight.wake
         try:
-            indices, chain = next(self._source)
+            if self._taken is None:  # else Ctrl-C came right after it was taken
+                self._taken = next(self._source)
+            indices, chain = self._taken
         except StopIteration:
             self._is_exhausted = True
             return None
-        except Exception as error:
+        except KeyboardInterrupt:  # the user's, not the sampler's
+            raise
+        except BaseException as error:
+            self._is_short = True
             batch = Batch(number, (), NO_CHAIN, wake)
             self._num_admitted += 1
             self._in_flight.add(batch)
@@ -214,6 +264,7 @@ class Run:
         batch = Batch(number, indices, chain, wake)
         self._num_admitted += 1
         self._in_flight.add(batch)
+        self._taken = None
         self._pool.call_threads_to(batch)
         return batch
 
@@ -229,5 +280,6 @@ class Run:
     def abandon(self) -> None:
         """Leave what is in flight undone. Waits for nothing; safe in a finalizer."""
         self.is_closed = True
-        for batch in self._in_flight:
+        for batch in list(self._in_flight):
             batch.drop()
+        self._in_flight.wake.put(None)

@@ -13,7 +13,7 @@ from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
 from torchstage.engine.parking import Parking
 from torchstage.engine.stats import Meter, Tally
-from torchstage.engine.ticket import Batch, Chain, Wake, caught
+from torchstage.engine.ticket import Batch, Wake, caught
 
 CHEAP_SECONDS = 1e-3  # a batch made in less is announced together with those after it: waking somebody costs a tenth
 
@@ -31,7 +31,7 @@ class Worker:
         self.tally = Tally()
         self.batch: Batch | None = None
         self.slot = 0
-        self.chain: Chain | None = None
+        self.entered: Callable[[], None] | None = None
         self.setup_error: BaseException | None = None
         self.unannounced: list[Wake] = []
         self.is_set_up = threading.Event()
@@ -76,13 +76,14 @@ class Worker:
     def _serve_one(self) -> bool:
         """Wait for a batch and work on it. A function of its own, so that nothing of the batch outlives it."""
         if self.parking.running > self.parking.limit:
+            self._wake_consumer()
             self.parking.wait_for_room()
         try:
             batch = self.channel.get_nowait()
         except Empty:
             self._wake_consumer()  # before this thread waits itself
             batch = self.channel.get()
-        if batch is None:
+        if batch is None or self.parking.is_open:
             self._wake_consumer()
             return False
         if batch.todo:
@@ -107,14 +108,14 @@ class Worker:
 
         All threads that were called to this batch do the same at once: a list's pop is what shares the samples out.
         """
-        chain, todo, indices = batch.chain, batch.todo, batch.indices
-        if chain is not self.chain:
+        chain, todo, indices, parking = batch.chain, batch.todo, batch.indices, self.parking
+        if chain.enter is not self.entered:
             chain.enter()
-            self.chain = chain
+            self.entered = chain.enter  # not the chain: an idle thread must not keep the user's objects alive
         sample, settle = chain.sample, batch.settled.setdefault  # Batch.settle, without a frame for each sample
         num_samples = 0
         begin = perf_counter()
-        while todo:
+        while todo and not parking.is_open:
             try:
                 self.slot = slot = todo.pop()
             except IndexError:  # another thread took the last one
@@ -135,8 +136,9 @@ class Worker:
             finished = perf_counter()
             self.tally.num_batches += 1
             self.tally.finish_seconds += finished - end
+            self.meter.add_finish(batch.size, finished - end)
             self.unannounced.append(batch.wake)
             if finished - begin > CHEAP_SECONDS:
                 self._wake_consumer()
-        if end >= self.parking.next_look:
-            self.parking.look(end, self.meter.sample_seconds)
+        if end >= parking.next_look:
+            parking.look(end, self.meter.work_seconds)

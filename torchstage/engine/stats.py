@@ -29,24 +29,36 @@ def merge(tallies: Iterable[Tally]) -> Tally:
 
 
 class Meter:
-    """The recent cost of a sample in seconds, as an exponential mean over visits. None until one was measured.
+    """Recent costs in seconds a sample, as exponential means over visits. None until one was measured.
 
     Threads update it without a lock: a lost update is one of many measurements lost, never a wrong number kept.
     """
 
-    __slots__ = ("sample_seconds",)
+    __slots__ = ("finish_seconds", "sample_seconds")
 
-    WEIGHT = 0.2  # a visit's share: five visits, and what the samples cost before is mostly forgotten
+    WEIGHT = 0.2  # a visit's share: five visits, and what it was before is mostly forgotten
 
     def __init__(self) -> None:
-        self.sample_seconds: float | None = None
+        self.sample_seconds: float | None = None  # of the stages of one sample
+        self.finish_seconds: float | None = None  # of what is done with the whole batch, shared among its samples
 
-    def forget(self) -> None:
-        """What was measured holds no longer."""
-        self.sample_seconds = None
+    @property
+    def work_seconds(self) -> float | None:
+        """All that a sample costs. None until both parts are known."""
+        sample, finish = self.sample_seconds, self.finish_seconds
+        return None if sample is None or finish is None else sample + finish
 
     def add(self, num_samples: int, seconds: float) -> None:
         """Count one visit: that many samples in that many seconds."""
-        latest = seconds / num_samples
-        known = self.sample_seconds
-        self.sample_seconds = latest if known is None else known + self.WEIGHT * (latest - known)
+        self.sample_seconds = self._mean(self.sample_seconds, seconds / num_samples)
+
+    def add_finish(self, num_samples: int, seconds: float) -> None:
+        """Count one batch that was finished."""
+        self.finish_seconds = self._mean(self.finish_seconds, seconds / num_samples)
+
+    def forget(self) -> None:
+        """What was measured holds no longer."""
+        self.sample_seconds = self.finish_seconds = None
+
+    def _mean(self, known: float | None, latest: float) -> float:
+        return latest if known is None else known + self.WEIGHT * (latest - known)
