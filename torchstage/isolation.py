@@ -66,6 +66,8 @@ class Search:
         hidden = (
             getattr(sys.modules.get(package), name, None) for package in UNSAFE_NAMES for name in UNSAFE_NAMES[package]
         )
+        self._is_first = is_first
+        self._known: dict[type, bool] = {}
         self._unsafe = (*UNSAFE_TYPES, *(kind for kind in hidden if isinstance(kind, type)))
 
     def run(self, **roots: Any) -> Found | None:
@@ -94,7 +96,15 @@ class Search:
             return True
 
     def _is_unsafe(self, kind: type) -> bool:
-        return issubclass_of(kind, self._unsafe) or not _packages(kind).isdisjoint(UNSAFE_PACKAGES)
+        known = self._known.get(kind)
+        if known is None:
+            known = issubclass_of(kind, self._unsafe) or not _packages(kind).isdisjoint(UNSAFE_PACKAGES)
+            self._known[kind] = known
+        return known
+
+    def _holds_unsafe(self, value: Any) -> bool:
+        """Whether one of the object's own attributes is of an unsafe type: cheap enough to ask a thousand parts."""
+        return any(self._is_unsafe(type(inner)) for inner in _own_attributes(value).values())
 
     def _insides(self, value: Any) -> Iterator[tuple[str, Any]]:
         """What an object holds, each with the words that lead there."""
@@ -123,8 +133,12 @@ class Search:
         kind: Any = list if _is_a(values, list) else tuple  # its own methods: a subclass may have overridden them
         length: int = kind.__len__(values)
         positions = {*range(min(length, NUM_DESCENDED)), *range(max(0, length - NUM_DESCENDED), length)}
-        if length <= self._max_scanned and any(map(self._is_unsafe, set(map(type, kind.__iter__(values))))):
-            positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._is_handle(inner))
+        if length <= self._max_scanned:
+            kinds: set[type] = set(map(type, kind.__iter__(values)))
+            if any(map(self._is_unsafe, kinds)):
+                positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._is_handle(inner))
+            if length <= self._max_scanned // 20 and any(map(_has_attributes, kinds)):
+                positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._holds_unsafe(inner))
         for position in sorted(positions):
             try:
                 yield _step(keys[position] if keys else position), kind.__getitem__(values, position)
@@ -139,11 +153,7 @@ class Search:
             return []
 
     def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
-        try:  # not getattr: that may call the user's __getattr__
-            own: dict[str, Any] = object.__getattribute__(value, "__dict__")
-            yield from ((f".{name}", inner) for name, inner in own.copy().items())
-        except AttributeError:
-            pass
+        yield from ((f".{name}", inner) for name, inner in _own_attributes(value).items())
         for cls in type(value).__mro__:
             if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
                 continue
@@ -153,7 +163,9 @@ class Search:
                         yield f".{name}", inner.__get__(value)
                     except AttributeError:  # that was never set
                         continue
-                elif self._is_handle(inner) or _is_a(inner, dict, list, types.FunctionType, *TRACED):
+                elif self._is_handle(inner) or _is_a(inner, dict, list, *TRACED):
+                    yield f".{name}", inner
+                elif self._is_first and _is_a(inner, types.FunctionType):  # code does not change from epoch to epoch
                     yield f".{name}", inner
 
     def _of_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -170,6 +182,19 @@ class Search:
             inner = function.__globals__.get(name)
             if self._is_handle(inner) or _is_a(inner, dict, list, types.FunctionType, *TRACED):
                 yield f".<global>.{name}", inner
+
+
+def _own_attributes(value: Any) -> dict[str, Any]:
+    try:  # not getattr: that may call the user's __getattr__
+        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return dict(own)
+    except AttributeError:
+        return {}
+
+
+def _has_attributes(kind: type) -> bool:
+    """Whether its instances have attributes of their own."""
+    return kind.__dictoffset__ != 0
 
 
 def _is_a(value: Any, *kinds: type) -> bool:
