@@ -104,7 +104,7 @@ class Search:
 
     def _holds_unsafe(self, value: Any) -> bool:
         """Whether one of the object's own attributes is of an unsafe type: cheap enough to ask a thousand parts."""
-        return any(self._is_unsafe(type(inner)) for inner in _own_attributes(value).values())
+        return any(map(self._is_unsafe, set(map(type, _own_attributes(value).values()))))
 
     def _insides(self, value: Any) -> Iterator[tuple[str, Any]]:
         """What an object holds, each with the words that lead there."""
@@ -163,9 +163,11 @@ class Search:
                         yield f".{name}", inner.__get__(value)
                     except AttributeError:  # that was never set
                         continue
-                elif self._is_handle(inner) or _is_a(inner, dict, list, *TRACED):
-                    yield f".{name}", inner
-                elif self._is_first and _is_a(inner, types.FunctionType):  # code does not change from epoch to epoch
+                elif (
+                    self._is_handle(inner)
+                    or _is_a(inner, dict, list, *TRACED)
+                    or (self._is_first and _is_a(inner, types.FunctionType))
+                ):
                     yield f".{name}", inner
 
     def _of_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -203,13 +205,15 @@ def _is_a(value: Any, *kinds: type) -> bool:
     return issubclass_of(kind, kinds)
 
 
+@lru_cache(maxsize=2048)  # some hundred objects are asked each epoch, of a few dozen types
 def issubclass_of(kind: type, kinds: tuple[type, ...]) -> bool:
     """issubclass without the hooks of abstract classes."""
     return not set(kind.__mro__).isdisjoint(kinds)
 
 
-def _packages(kind: type) -> set[str]:
-    return {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+@lru_cache(maxsize=2048)
+def _packages(kind: type) -> frozenset[str]:
+    return frozenset(cls.__module__.partition(".")[0] for cls in kind.__mro__)
 
 
 def _step(key: Any) -> str:
