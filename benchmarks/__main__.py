@@ -140,7 +140,7 @@ def _version(package: str) -> str | None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="torchstage beside its peers.")
     parser.add_argument("cases", nargs="*", metavar="case", help=f"none: all of {', '.join(NAMES)}")
-    parser.add_argument("--quick", action="store_true", help="2 minutes instead of 12; less work, less certain")
+    parser.add_argument("--quick", action="store_true", help="2 minutes instead of 13; less work, less certain")
     parser.add_argument("--runs", type=int, help=f"rounds, {NUM_RUNS} (with --quick {NUM_RUNS_QUICK})")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for others to be quiet")
     return parser.parse_args()

@@ -178,6 +178,7 @@ class ThreadedIterator(_Iterator):
             elif self._guard.is_tried:
                 self._pool.start(self._num_workers, self._set_up)
             else:
+                run.is_on_trial = True
                 self._first = FirstSample(run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
                 self._plan_source.plan = Plan(self._recipe, trial(self._guard, self._first))
             run.fill()
@@ -214,7 +215,9 @@ class ThreadedIterator(_Iterator):
         self._plan_source.plan = plan = Plan(self._recipe, self._guard.serialised if is_serial else plain)
         if not is_serial:
             self._let_all_in()
-        elif self._pool.num_started > 1:  # it took so long that they are in: what they made meanwhile may be wrong
+        elif self._pool.num_started == 1:
+            self._runs[0].call_threads()
+        else:  # it took so long that they are in: what they made meanwhile may be wrong
             self._runs[0].redo(plan.chain_like)
 
     def _let_all_in(self) -> None:

@@ -19,7 +19,7 @@ from benchmarks.case import Case, Column, Goal, Round
 from benchmarks.loaders import Entry, dataloader, stageloader
 from benchmarks.probes import Metrics, close
 
-NUM_SAMPLES = {"empty": 19_200, "matmul": 6_400}
+NUM_SAMPLES = {"empty": 12_800, "matmul": 3_200}
 NUM_PAIRS, NUM_PAIRS_QUICK = 5, 3
 BATCH_SIZES = (64, 256)
 SETTINGS = tuple((batch_size, step) for step in NUM_SAMPLES for batch_size in BATCH_SIZES)

@@ -1,6 +1,6 @@
 """Parking: the CPU clocks of a pool's threads in, how many of them may run out.
 
-Guarantees: threads are parked only while the running ones together use the cores; waiting work keeps all its threads;
+Guarantees: threads are parked only while the others get as much done without them; waiting work keeps all its threads;
 ``open`` wakes every parked thread and takes no lock.
 
 Why: more CPU-bound threads than cores cost a fifth of the throughput, while sleeping or reading threads cost nothing,
@@ -15,8 +15,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 PERIOD_SECONDS = 0.05  # long against a scheduler's time slice, short against an epoch
+SETTLE_SECONDS = 0.15  # a change shows when each thread has finished the batch that it is on
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # before what was not worth it is tried again: it costs SETTLE_SECONDS
 LONE_SECONDS = 20e-6  # a sample this cheap is interpreter and dispatch: it holds the GIL nearly all the time
-CROWDED, ROOMY = 0.9, 0.8  # share of the cores in use: above the first threads are parked, below the second taken up
+BUSY, ROOMY = 0.5, 0.8  # shares of the cores in use: from the first on fewer threads are tried, below the second more
+ENOUGH, MORE = 0.92, 1.1  # what must be used after a step down, and after a step up, against before
 
 
 def usable_cores() -> int:
@@ -52,6 +55,10 @@ class Parking:
         self._gate: SimpleQueue[None] = SimpleQueue()
         self._clocks: list[int] = []
         self._last_look = 0.0
+        self._before: tuple[int, float] | None = None  # limit and cores used before the step that is being tried
+        self._judged_at = 0.0
+        self._next_try = 0.0
+        self._pause_seconds = MIN_PAUSE_SECONDS
         self._last_cpu: dict[int, float] = {}
 
     def join(self) -> None:
@@ -77,9 +84,7 @@ class Parking:
     def look(self, now: float, sample_seconds: float | None) -> None:
         """Measure what the threads use and set the limit; at most once a period, by whichever thread comes by.
 
-        The limit goes down by half of what lies above the cores and up by a quarter: for threads that compute it ends
-        at the cores; for threads that mostly wait it settles where they use eight to nine tenths of the cores. Where a
-        sample is so cheap that it can only be Python at work, one thread runs: two would wait for each other's GIL.
+        Where a sample is so cheap that it can only be Python at work, one thread runs: two would wait for each other.
         """
         if now < self.next_look or self.is_open:
             return
@@ -87,17 +92,45 @@ class Parking:
             if now < self.next_look:
                 return
             self.next_look = now + PERIOD_SECONDS
-            used_share = self._used_cores(now) / self.num_cores
+            used = self._used_cores(now)
             if sample_seconds is not None and sample_seconds < LONE_SECONDS:
-                self.limit = 1
-            elif used_share >= CROWDED and self.limit > self.num_cores:
-                self.limit = max(self.num_cores, self.limit - max(1, (self.limit - self.num_cores) // 2))
-            elif used_share < ROOMY or self.limit < self.num_cores:
-                self.limit = min(self._num_threads, max(self.num_cores, self.limit + max(1, self.limit // 4)))
+                self.limit, self._before = 1, None
+            elif self.limit < min(self.num_cores, self._num_threads):
+                self.limit = min(self.num_cores, self._num_threads)
+            elif self._num_threads > self.num_cores:
+                self._try_another_limit(now, used)
             while self._num_parked and self.running < self.limit:
                 self._num_parked -= 1
                 self.running += 1
                 self._gate.put(None)
+
+    def _try_another_limit(self, now: float, used: float) -> None:
+        """Fewer threads are better if as much is done; more are better if more is done.
+
+        Nothing else tells them apart: sixteen threads that use two cores may each wait for a disk seven eighths of the
+        time, or all for the processor and the GIL. So one step is tried, and taken back unless it was worth it.
+        """
+        if self._before is not None:
+            limit_before, used_before = self._before
+            if now < self._judged_at:
+                return
+            went_down = self.limit < limit_before
+            is_worth_it = used >= (ENOUGH if went_down else MORE) * used_before
+            self._pause_seconds = MIN_PAUSE_SECONDS if is_worth_it else min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
+            self._next_try = now if is_worth_it else now + self._pause_seconds
+            if not is_worth_it:
+                self.limit = limit_before
+            self._before = None
+        if now < self._next_try:
+            return
+        if used >= BUSY * self.num_cores and self.limit > self.num_cores:
+            limit = self.num_cores + (self.limit - self.num_cores) // 2
+        elif used < ROOMY * self.num_cores and self.limit < self._num_threads:
+            limit = min(self._num_threads, 2 * self.limit)
+        else:
+            return
+        self._before, self._judged_at = (self.limit, used), now + SETTLE_SECONDS
+        self.limit = limit
 
     def _used_cores(self, now: float) -> float:
         elapsed, self._last_look = now - self._last_look, now

@@ -164,6 +164,8 @@ class Run:
         self._num_admitted = 0
         self._taken: tuple[Sequence[Any], Chain] | None = None
         self._is_exhausted = False
+        self._has_called = False
+        self.is_on_trial = False  # only the first batch is worked on; ``call_threads`` ends it
         self._is_short = False  # the source failed, so the window is not full
         self.is_closed = False
 
@@ -182,6 +184,8 @@ class Run:
         """Nothing was finished for a while: what was measured before may be wrong now; or Ctrl-C came after a batch was
         admitted and before threads were called to it."""
         was_cheap = self._pool.let_loose(time.perf_counter())
+        if self.is_on_trial:
+            return
         head = next((batch for batch in self._in_flight if batch.todo), None)
         if was_cheap or (head is not None and not any(worker.batch is head for worker in self._pool.workers)):
             self.call_threads()
@@ -204,7 +208,8 @@ class Run:
                 self._in_flight.add(batch)
 
     def call_threads(self) -> None:
-        """Call the pool's threads to what is in flight once more."""
+        """Call the pool's threads to what is in flight once more, the first batch first."""
+        self.is_on_trial = False
         for batch in self._in_flight:
             if batch.todo:
                 self._pool.call_threads_to(batch)
@@ -265,7 +270,9 @@ class Run:
         self._num_admitted += 1
         self._in_flight.add(batch)
         self._taken = None
-        self._pool.call_threads_to(batch)
+        if not self.is_on_trial or not self._has_called:
+            self._has_called = True
+            self._pool.call_threads_to(batch)
         return batch
 
     def late(self) -> tuple[Batch, int, Worker | None] | None:
