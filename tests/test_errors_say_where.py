@@ -173,7 +173,6 @@ def test_where_no_file_can_be_told_none_is(dataset):
     assert file_of(dataset, 0) is None
 
 
-@pytest.mark.xfail(strict=True, reason="its attribute samples is read, and what that raises replaces the user's error")
 def test_a_dataset_that_cannot_tell_its_files_does_not_hide_the_error(num_workers, loader_of):
     class Remote(Raising):
         @property

@@ -3,7 +3,7 @@
 | floor | may import |
 |---|---|
 | 2: loader, iterators | floors 1 and 0 |
-| 1: plan, isolation, collate, errors, threads, transfer | torch, numpy, floor 0; of each other only what is drawn |
+| 1: plan, isolation, buffers, collate, errors, threads, transfer | torch, numpy, floor 0; of each other only what is drawn |
 | 0: engine | the standard library and what is drawn inside it |
 
 A module that the table does not know fails here: whoever adds one says on which floor it stands.
@@ -27,7 +27,7 @@ ENGINE = {
     "engine.parking": set(),
 }
 FLOOR_1 = {
-    "plan": {"collate", "isolation", "transfer"},
+    "plan": {"buffers", "collate", "isolation", "transfer"},
     "isolation": set(),
     "collate": {"errors"},
     "errors": set(),

@@ -30,7 +30,7 @@ class Holder(Dataset):
 def search(dataset) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Guard("auto").must_serialise(dataset, None)
+        return Guard("auto").must_serialise(dataset, None, warn=True)
 
 
 # User code -------------------------------------------------------------------------------------------------
@@ -112,7 +112,6 @@ def test_no_property_is_read():
     assert not search(Holder(held=type("Computed", (), {"value": property(trap)})()))
 
 
-@pytest.mark.xfail(strict=True, raises=Called, reason="isinstance asks an object for its __class__")
 def test_a_stand_in_for_something_lazy_is_not_asked_for_its_class():
     """Lazy objects and proxies, as web frameworks and wrapt have them, are made when this is read."""
     assert not search(Holder(held=type("Proxy", (), {"__class__": property(trap)})()))
@@ -247,7 +246,7 @@ def test_a_million_objects_are_searched_in_no_time(build):
     def seconds() -> float:
         """Of this thread's CPU: what others do to the machine is not the question."""
         begin = time.thread_time()
-        assert not guard.must_serialise(dataset, None)
+        assert not guard.must_serialise(dataset, None, warn=True)
         return time.thread_time() - begin
 
     assert min(seconds() for _ in range(3)) < 0.06

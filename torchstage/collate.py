@@ -1,31 +1,40 @@
 """Collate: samples in, a batch out; and where samples do not fit together, which one, in which field, and how.
 
-Guarantees: the batch is what the user's ``collate_fn`` makes of the same list; only its errors are added to.
+Guarantees: the batch is what the user's ``collate_fn`` makes of the same list, in values, types and strides; only its
+errors are added to.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.utils.data as torch_data
+import torch.utils.data._utils.collate as torch_collate
 
+from torchstage.buffers import MIN_BYTES, Ring
 from torchstage.errors import add_note
 
+_functions: dict[Any, Any] = vars(torch_collate)["default_collate_fn_map"]
+_collate: Callable[..., Any] = vars(torch_collate)["collate"]
+_collate_tensors: Callable[..., Any] = vars(torch_collate)["collate_tensor_fn"]
 _default_collate: Callable[[Any], Any] = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
 MAX_LINES = 8  # of a diagnosis: the first few odd samples tell the story
 
 
-def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence[Any]], Any]:
-    """``collate_fn`` that is told the dataset indices too: an error of torch's own ``default_collate`` gets a note."""
+def explained(collate_fn: Callable[[Any], Any], ring: Ring | None) -> Callable[[list[Any], Sequence[Any]], Any]:
+    """``collate_fn`` that is told the dataset indices too: an error of torch's own ``default_collate`` gets a note, and
+    what it makes of many tensors lies in the ring's memory, if there is one."""
     if collate_fn is not _default_collate:
         return lambda samples, indices: collate_fn(samples)
+    function = collate_fn if ring is None else partial(_collate_into, ring)
 
     def collate(samples: list[Any], indices: Sequence[Any]) -> Any:
         try:
-            return collate_fn(samples)
+            return function(samples)
         except Exception as error:
             try:
                 lines = diagnose(samples, indices)
@@ -36,6 +45,39 @@ def explained(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any], Sequence
             raise
 
     return collate
+
+
+def _collate_into(ring: Ring, samples: list[Any]) -> Any:
+    """torch's own ``collate``, with our function for plain tensors where the user has put none of his own."""
+    functions = dict(_functions)
+    if functions.get(torch.Tensor) is _collate_tensors:
+        functions[torch.Tensor] = partial(_stack_into, ring)
+    return _collate(samples, collate_fn_map=functions)
+
+
+def _stack_into(ring: Ring, tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """``torch.stack`` of large plain tensors into the ring's memory; of any others, and errors, as torch does it."""
+    first = tensors[0]
+    if first.numel() * first.element_size() * len(tensors) < MIN_BYTES or not all(
+        type(tensor) is torch.Tensor
+        and tensor.shape == first.shape
+        and tensor.dtype == first.dtype
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        for tensor in tensors
+    ):
+        return _collate_tensors(tensors, collate_fn_map=collate_fn_map)
+    if _is_channels_last_too(first):  # torch chooses the strides of the stack by rules of its own
+        return _collate_tensors(tensors, collate_fn_map=collate_fn_map)
+    return torch.stack(list(tensors), 0, out=ring.empty((len(tensors), *first.shape), first.dtype))
+
+
+def _is_channels_last_too(tensor: torch.Tensor) -> bool:
+    formats = {3: torch.channels_last, 4: torch.channels_last_3d}
+    memory_format = formats.get(tensor.dim())
+    return memory_format is not None and tensor.unsqueeze(0).is_contiguous(memory_format=memory_format)
 
 
 def diagnose(samples: Sequence[Any], indices: Sequence[Any]) -> list[str]:

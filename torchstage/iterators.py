@@ -17,6 +17,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import threads
+from torchstage.buffers import Ring
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
@@ -32,7 +33,7 @@ FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
 CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
 
 
-def _recipe(iterator: Any, modes: threads.Modes) -> Recipe:
+def _recipe(iterator: Any, modes: threads.Modes, ring: Ring | None = None) -> Recipe:
     return Recipe(
         dataset=iterator._dataset,
         collate_fn=iterator._collate_fn,
@@ -40,6 +41,7 @@ def _recipe(iterator: Any, modes: threads.Modes) -> Recipe:
         pin_memory=iterator._pin_memory,
         pin_device=iterator._pin_memory_device,
         enter=modes.enter,
+        ring=ring,
     )
 
 
@@ -118,6 +120,7 @@ class ThreadedIterator(_Iterator):
         )
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0")
+        self._ring = Ring()
         self._begin(loader)
 
     def _begin(self, loader: "StageLoader[Any]") -> None:
@@ -127,7 +130,7 @@ class ThreadedIterator(_Iterator):
             self._runs = []
             self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
             self._finalizer.atexit = False  # the engine ends every thread at exit
-        self._recipe = _recipe(self, threads.Modes.of_this_thread())
+        self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
         self._first: FirstSample | None = None
         self._is_exhausted = False
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from torchstage.buffers import Ring
 from torchstage.collate import explained
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
@@ -35,6 +36,7 @@ class Recipe:
     pin_memory: bool
     pin_device: str | None
     enter: Callable[[], None]  # prepares a thread
+    ring: Ring | None = None  # memory for large batches
 
 
 class Plan:
@@ -50,7 +52,7 @@ class Plan:
             whole = dataset.__getitems__
         elif recipe.is_batched:
             whole = partial(_each, dataset)
-        collate = wrap(explained(recipe.collate_fn))
+        collate = wrap(explained(recipe.collate_fn, recipe.ring))
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
         self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
         self._as_whole = Chain(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchstage.engine.pipeline import Pool, Run
+from torchstage.engine.pipeline import Exhausted, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
 
 PATIENCE_SECONDS = 20.0  # for an event that must come; a test that waits this long has failed
@@ -71,6 +71,10 @@ class Gate:
     def open(self) -> None:
         self._may_leave.set()
 
+    @property
+    def is_open(self) -> bool:
+        return self._may_leave.is_set()
+
 
 @contextmanager
 def pool_of(num_threads: int, start: bool = True) -> Iterator[Pool]:
@@ -102,7 +106,7 @@ def rest_of(run: Run) -> list[Batch]:
     while True:
         try:
             batches.append(next_of(run))
-        except StopIteration:
+        except Exhausted:
             return batches
 
 

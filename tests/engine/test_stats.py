@@ -43,3 +43,19 @@ def test_the_meter_follows_a_lasting_change():
     for _ in range(30):
         meter.add(10, 0.01)
     assert meter.sample_seconds == pytest.approx(0.001, rel=2.0)
+
+
+def test_all_that_a_sample_costs_is_known_when_both_parts_are():
+    meter = Meter()
+    meter.add(num_samples=4, seconds=2.0)
+    assert meter.work_seconds is None
+    meter.add_finish(num_samples=4, seconds=1.0)
+    assert meter.work_seconds == 0.75
+
+
+def test_what_was_measured_can_be_forgotten():
+    meter = Meter()
+    meter.add(1, 1.0)
+    meter.add_finish(1, 1.0)
+    meter.forget()
+    assert (meter.sample_seconds, meter.finish_seconds, meter.work_seconds) == (None, None, None)
