@@ -5,10 +5,10 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from torchstage import StageLoader
-from torchstage.collate import MAX_LINES, diagnose, explained
+from torchstage.collate import MAX_LINES, diagnose
 
 
 class Made(Dataset):
@@ -138,7 +138,7 @@ def test_a_collate_function_of_the_users_is_not_second_guessed():
 
 def test_a_batch_is_what_default_collate_makes_of_it():
     samples = [{"a": torch.ones(2), "b": (1, "x")}, {"a": torch.zeros(2), "b": (2, "y")}]
-    made = explained(default_collate)(samples, [0, 1])
+    (made,) = StageLoader(samples, batch_size=2, num_workers=2)
     assert made.keys() == {"a", "b"}
     assert made["a"].tolist() == [[1, 1], [0, 0]]
     assert made["b"][0].tolist() == [1, 2]

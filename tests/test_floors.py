@@ -29,7 +29,8 @@ ENGINE = {
 FLOOR_1 = {
     "plan": {"buffers", "collate", "isolation", "transfer"},
     "isolation": set(),
-    "collate": {"errors"},
+    "collate": {"buffers", "errors"},
+    "buffers": set(),
     "errors": set(),
     "threads": {"errors"},
     "transfer": set(),

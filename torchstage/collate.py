@@ -41,7 +41,7 @@ def explained(collate_fn: Callable[[Any], Any], ring: Ring | None) -> Callable[[
             except Exception:  # of samples stranger than it knows: the error itself matters more
                 lines = []
             if lines:
-                add_note(error, "torchstage: samples of this batch do not fit together:\n  " + "\n  ".join(lines))
+                add_note(error, "torchstage: the samples of this batch do not fit together:\n  " + "\n  ".join(lines))
             raise
 
     return collate
