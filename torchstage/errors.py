@@ -4,6 +4,7 @@ Guarantees: the exception raised is the object that user code raised, with its o
 would silently end the epoch, is wrapped.
 """
 
+import operator
 import sys
 import traceback
 from collections.abc import Sequence
@@ -61,9 +62,9 @@ def file_of(dataset: Any, index: Any) -> str | None:
         dataset = dataset.dataset
     for name in ("samples", "imgs"):
         entries: Any = getattr(dataset, name, None)
-        if isinstance(entries, list | tuple) and isinstance(index, int):
+        if isinstance(entries, list | tuple):
             try:
-                entry: Any = cast("Sequence[Any]", entries)[index]
+                entry: Any = cast("Sequence[Any]", entries)[operator.index(index)]
                 path: Any = entry if isinstance(entry, str) else entry[0]
             except (IndexError, TypeError, KeyError):
                 return None

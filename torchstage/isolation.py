@@ -73,10 +73,11 @@ class Search:
     def run(self, **roots: Any) -> Found | None:
         """The nearest handle that can be reached from the named objects; None if there is none within bounds."""
         seen: set[int] = set()
+        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
         waiting = deque((name, root, 0) for name, root in roots.items() if root is not None)
         while waiting and len(seen) < MAX_OBJECTS and time.thread_time() < self._stop:
             path, value, depth = waiting.popleft()
-            if id(value) in seen or _is_a(value, *PLAIN, *OPAQUE):
+            if id(value) in seen or _is_a(value, *PLAIN, *OPAQUE) or any(value is one for one in standard):
                 continue
             seen.add(id(value))
             if self._is_handle(value):
@@ -89,9 +90,8 @@ class Search:
         kind: type = cast(Any, type(value))
         if not self._is_unsafe(kind):
             return False
-        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
         try:
-            return not any(value is stream for stream in standard) and not getattr(value, "closed", False)
+            return not (getattr(value, "closed", False) or (_is_a(value, zipfile.ZipFile) and value.fp is None))
         except Exception:  # it does not know itself
             return True
 
@@ -233,6 +233,11 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
+def has_serialised() -> bool:
+    """Whether any dataset had to be serialised in this process so far."""
+    return bool(_serialised)
+
+
 def is_inside_serialised() -> bool:
     """Whether the calling thread is inside a dataset that is used by one thread at a time: what it starts must not need
     other threads to use such a dataset, since they would wait for it for ever."""
@@ -278,10 +283,6 @@ class Guard:
     def _serialise(self) -> None:
         self.is_serial = True
         _serialised.add(True)
-
-    def must_serialise_inline(self, dataset: Any, collate_fn: Any) -> bool:
-        """Whether code in the consumer's own thread could meet a thread of another loader at a handle."""
-        return bool(_serialised) and self.must_serialise(dataset, collate_fn, warn=False)
 
     def serialised(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` behind the lock, if the dataset has to be serialised by the time it is called."""

@@ -23,13 +23,17 @@ from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch, Nobody
 from torchstage.errors import place, placed, stack_of
-from torchstage.isolation import Guard
+from torchstage.isolation import Guard, has_serialised
 from torchstage.plan import FirstSample, Plan, Recipe, Source, plain, trial, window
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
 FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
+CLOSED = (
+    "StageLoader: this iterator is closed, or belongs to the process that this one was forked from. "
+    "Call iter(loader) for a new one."
+)
 CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
 
 
@@ -74,11 +78,24 @@ class InlineIterator(_Iterator):
         super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         if self._timeout != 0 and self._num_workers == 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
-        is_shared = guard.must_serialise_inline(self._dataset, self._collate_fn)
-        self._plan = Plan(_recipe(self, threads.Modes.of_this_thread()), guard.serialised if is_shared else plain)
+        self._guard = guard
+        self._is_guarded = False
+        self._is_closed = False
+        self._recipe = _recipe(self, threads.Modes.of_this_thread())
+        self._plan = Plan(self._recipe, plain)
         self._num_batches = 0
 
+    def abandon(self) -> None:
+        """The loader was closed."""
+        self._is_closed = True
+
     def _next_data(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
+        if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
+            self._is_guarded = True
+            if self._guard.must_serialise(self._dataset, self._collate_fn, warn=False):
+                self._plan = Plan(self._recipe, self._guard.serialised)
         indices, chain = self._plan.take(next(self._sampler_iter))
         batch = Batch(self._num_batches, indices, chain, Nobody())
         self._num_batches += 1
@@ -142,10 +159,7 @@ class ThreadedIterator(_Iterator):
 
     def _next_data(self) -> Any:
         if self._pool.is_closed and not self._is_exhausted:
-            raise RuntimeError(
-                "StageLoader: this iterator is closed, or belongs to the process that this one was forked from. "
-                "Call iter(loader) for a new one."
-            )
+            raise RuntimeError(CLOSED)
         if self._is_exhausted:
             raise StopIteration
         run = self._runs[0] if self._runs else self._start()
@@ -158,7 +172,7 @@ class ThreadedIterator(_Iterator):
             raise RuntimeError(self._timed_out(run)) from None
         except Closed:
             raise RuntimeError("StageLoader: this iterator was closed while it waited for a batch.") from None
-        failure = batch.failure
+        failure, batch.failure = batch.failure, None  # its traceback may lead back to the batch
         if failure is None:
             value, batch.value = (
                 batch.value,

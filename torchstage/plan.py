@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from torchstage.buffers import Ring
 from torchstage.collate import explained
@@ -45,7 +46,7 @@ class Plan:
     def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function]) -> None:
         dataset = recipe.dataset
         self._is_batched = recipe.is_batched
-        self._takes_batches = bool(recipe.is_batched and getattr(dataset, "__getitems__", None))
+        self._takes_batches = recipe.is_batched and _takes_batches(dataset)
         one: Function = partial(getitem, dataset)
         whole: Function = one
         if self._takes_batches:
@@ -74,6 +75,14 @@ class Plan:
     def chain_like(self, chain: Chain) -> Chain:
         """This plan's chain for what another plan made with that one."""
         return self._as_whole if chain.takes_whole else self._by_sample
+
+
+def _takes_batches(dataset: Any) -> bool:
+    """Whether ``__getitems__`` is worth a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
+    a subset of: if that has none, it loops over single samples, and these can as well be shared out."""
+    while type(dataset) is Subset:
+        dataset = cast(Any, dataset).dataset
+    return bool(getattr(dataset, "__getitems__", None))
 
 
 def _own(index: Any) -> Any:

@@ -98,13 +98,7 @@ def test_a_timeout_needs_workers(loader_class: type[DataLoader]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's half-made iterator
-@pytest.mark.parametrize(
-    "loader_class",
-    [
-        DataLoader,
-        pytest.param(StageLoader, marks=pytest.mark.xfail(strict=True, reason="prefetch_factor=0 is taken as 1 batch")),
-    ],
-)
+@on_both_classes
 def test_prefetching_nothing_is_refused_by_iter(loader_class: type[DataLoader]) -> None:
     loader = loader_class(Indices(5), num_workers=1, prefetch_factor=0)
     with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):

@@ -226,10 +226,7 @@ def test_a_dataset_may_iterate_a_loader(make_loader: Any, inner: Any) -> None:
     assert lists(make_loader(Made(5, total), batch_size=2)) == [[10, 11], [12, 13], [14]]
 
 
-FORKED = pytest.mark.xfail(strict=True, reason="iter(loader) gives the iterator whose threads stayed in the parent")
-
-
-@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=FORKED)])
+@pytest.mark.parametrize("keep", [False, True])
 def test_a_worker_process_may_iterate_a_loader_that_was_iterated_here(keep: bool) -> None:
     inner = TWO_THREADS(Indices(5), batch_size=2, persistent_workers=keep)
     assert lists(inner) == ALL

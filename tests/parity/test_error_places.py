@@ -1,6 +1,7 @@
 """Error places: an error says where it was raised: stage, dataset index, batch, and the user's own line."""
 
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -80,6 +81,18 @@ def test_the_traceback_shows_the_user_s_line(make_loader: Any, place: str) -> No
 def test_the_words_of_a_printed_traceback_name_the_user_s_line(make_loader: Any) -> None:
     error = story(make_loader(**PLACES["dataset"](Fault({3: ValueError("three")}))))[3]
     assert "self.fault.raise_in(index // BATCH_SIZE)" in "".join(traceback.format_exception(error))
+
+
+@on_staged
+def test_an_exception_that_forbids_to_set_attributes_gets_its_note_too(make_loader: Any) -> None:
+    @dataclass(frozen=True)
+    class FrozenError(Exception):
+        code: int
+
+    error = FrozenError(7)
+    story(make_loader(**PLACES["dataset"](Fault({3: error}))))
+    (note,) = notes_of(error)
+    assert "dataset index 7, batch 3" in note
 
 
 @on_threads

@@ -23,7 +23,7 @@ from .faults import (
     in_sampler,
     pretend_accelerator,
 )
-from .ways import FOUR_THREADS, INLINE, STAGED, THREADED, Way, on, on_both, on_both_inline, on_threads, on_workers
+from .ways import FOUR_THREADS, INLINE, Way, on, on_both, on_both_inline, on_threads, on_workers
 
 
 def make_errors() -> list[Exception]:
@@ -86,18 +86,21 @@ def test_what_is_no_exception_comes_in_its_place_too(make_loader: Any, place: st
 
 
 @pytest.mark.parametrize("place", IN_SAMPLERS)
-@on(INLINE, *STAGED, broken=THREADED, reason="raised while the window is filled, before the batches before it")
+@on_both
 def test_what_is_no_exception_comes_in_its_place_from_samplers(make_loader: Any, place: str) -> None:
-    assert_story(make_loader, PLACES[place], {3: Stop("enough")}, Stop)
+    for error in (Stop("enough"), SystemExit(3), GeneratorExit()):
+        assert_story(make_loader, PLACES[place], {3: error}, type(error))
 
 
-@on(INLINE, *STAGED, broken=THREADED, reason="the batch that was to be handed out is lost")
-def test_ctrl_c_in_the_sampler_loses_no_batch(make_loader: Any) -> None:
-    last = NUM_BATCHES - 1
-    events = story(
-        make_loader(**in_sampler(Fault({last: KeyboardInterrupt()})), **window_of(make_loader, 2)), KeyboardInterrupt
-    )
-    assert [event for event in events if not isinstance(event, KeyboardInterrupt)] == BATCHES[:last]
+@pytest.mark.parametrize("number", [NUM_BATCHES - 3, NUM_BATCHES - 1])
+@on_both
+def test_ctrl_c_in_the_sampler_loses_no_batch(make_loader: Any, number: int) -> None:
+    """It is raised at once, not in its place: it is the user's, not the sampler's."""
+    ctrl_c = KeyboardInterrupt()
+    loader = make_loader(**in_sampler(Fault({number: ctrl_c})), **window_of(make_loader, 2))
+    events = story(loader, KeyboardInterrupt)
+    events.remove(ctrl_c)
+    assert events == [*BATCHES[:number], *BATCHES[number + 1 :]]
 
 
 def window_of(make_loader: Way, num_batches: int) -> dict[str, int]:
@@ -105,8 +108,8 @@ def window_of(make_loader: Way, num_batches: int) -> dict[str, int]:
     return {"prefetch_factor": num_batches // make_loader.num_workers or 1} if make_loader.num_workers else {}
 
 
-@on(INLINE, *STAGED, broken=STAGED, reason="add_note raises FrozenInstanceError in its place")
-def test_an_exception_that_takes_no_note_arrives_without_one(make_loader: Any) -> None:
+@on_both
+def test_an_exception_that_forbids_to_set_attributes_arrives_as_itself(make_loader: Any) -> None:
     @dataclass(frozen=True)
     class FrozenError(Exception):
         code: int
@@ -219,7 +222,7 @@ def test_collate_fails_with_torch_s_words(make_loader: Any) -> None:
     assert (type(error), str(error)) == (IndexError, "list index out of range")
 
 
-@on(INLINE, *STAGED, broken=STAGED, reason="the diagnosis of the batch fails on what is no list, in the error's place")
+@on_both
 def test_collating_what_is_no_batch_fails_with_torch_s_words(make_loader: Any) -> None:
     (error,) = story(make_loader([5], batch_size=None, collate_fn=default_collate))
     assert (type(error), str(error)) == (TypeError, "'int' object is not subscriptable")

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from .compare import assert_same
 from .datasets import Bulk, Indices, Made, as_given
-from .ways import INLINE, STAGED, THREADED, flat, lists, on, on_all, on_both, on_staged, on_threads, on_workers
+from .ways import INLINE, flat, lists, on_all, on_both, on_staged, on_threads, on_workers
 
 NUM_SAMPLES = 40
 
@@ -190,6 +190,10 @@ class Reusing:
         return index
 
 
+class UserS(list):
+    """A list of the user's own type."""
+
+
 class BulkOf(Made):
     """Gives what ``Made`` gives, a whole batch at once."""
 
@@ -221,21 +225,26 @@ def test_a_batch_sampler_may_use_one_array_over_and_over(make_loader: Any) -> No
     assert batches_of_one(make_loader, Made, np.array([0, 0])) == ALL_TWENTY
 
 
-@on(INLINE, *STAGED, broken=THREADED, reason="for __getitems__ only lists are copied")
+@on_both
 def test_a_batch_sampler_may_use_one_array_over_and_over_in_bulk(make_loader: Any) -> None:
     assert batches_of_one(make_loader, BulkOf, np.array([0, 0])) == ALL_TWENTY
 
 
-@on(INLINE, *STAGED, broken=THREADED, reason="list(tensor) gives views of the tensor that the sampler goes on changing")
+@on_both
 @pytest.mark.parametrize("dataset_class", [Made, BulkOf])
 def test_a_batch_sampler_may_use_one_tensor_over_and_over(make_loader: Any, dataset_class: Any) -> None:
     assert batches_of_one(make_loader, dataset_class, torch.tensor([0, 0])) == ALL_TWENTY
 
 
-@on(INLINE, *STAGED, broken=THREADED, reason="without batching, a list that the sampler yields is not copied")
-def test_a_sampler_may_use_one_list_over_and_over(make_loader: Any) -> None:
-    sampler = Reusing([0, 0])
-    loader = make_loader(Made(0, sampler.read), batch_size=None, sampler=sampler, collate_fn=list)
+@pytest.mark.parametrize("make_index", [list, np.array, torch.tensor, dict.fromkeys, UserS], ids=str)
+@on_both
+def test_a_sampler_may_use_one_index_over_and_over(make_loader: Any, make_index: Any) -> None:
+    def collate(index: Any) -> list[int]:
+        assert type(index) is type(sampler.batch)
+        return [int(index[0]), int(index[1])]
+
+    sampler = Reusing(make_index([0, 1]))
+    loader = make_loader(Made(0, sampler.read), batch_size=None, sampler=sampler, collate_fn=collate)
     assert list(loader) == ALL_TWENTY
 
 
@@ -300,15 +309,32 @@ def test_a_sampler_is_started_with_iter_and_first_asked_by_next(make_loader: Any
     assert "next" in sampler.asked
 
 
-@on_threads
-def test_a_sampler_is_asked_for_no_more_than_the_window(make_loader: Any) -> None:
-    """In flight: max(prefetch_factor, ceil(16 * num_workers / batch_size)) + 1 batches."""
-    sampler = Watched([[index] * 16 for index in range(200)])
-    iterator = iter(make_loader(Indices(200), batch_sampler=sampler, prefetch_factor=3))
-    for number in range(5):
+def assert_in_flight(iterator: Any, sampler: Watched, num_batches: int) -> None:
+    for num_handed_out in range(1, 6):
         next(iterator)
-        window = max(3, make_loader.num_workers) + 1
-        assert sampler.asked.count("next") == window + number + 1
+        assert sampler.asked.count("next") == num_batches + num_handed_out
+
+
+@on_threads
+@pytest.mark.parametrize("prefetch_factor", [1, 3, 9])
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 100])
+def test_a_sampler_is_asked_for_no_more_than_the_window(
+    make_loader: Any, batch_size: int, prefetch_factor: int
+) -> None:
+    """In flight: max(prefetch_factor, num_workers, ceil(16 * num_workers / batch_size)) + 1 batches."""
+    sampler = Watched([[index] * batch_size for index in range(200)])
+    iterator = iter(make_loader(Indices(200), batch_sampler=sampler, prefetch_factor=prefetch_factor))
+    num_threads = make_loader.num_workers
+    assert_in_flight(iterator, sampler, max(prefetch_factor, num_threads, -(-16 * num_threads // batch_size)) + 1)
+
+
+@on_threads
+@pytest.mark.parametrize("dataset_class", [Bulk, Indices])
+def test_of_batches_that_are_made_whole_the_window_is_torch_s(make_loader: Any, dataset_class: Any) -> None:
+    sampler = Watched([[index] for index in range(200)] if dataset_class is Bulk else range(200))
+    batching = {"batch_sampler": sampler} if dataset_class is Bulk else {"sampler": sampler, "batch_size": None}
+    iterator = iter(make_loader(dataset_class(200), **batching, prefetch_factor=3))
+    assert_in_flight(iterator, sampler, 3 * make_loader.num_workers + 1)
 
 
 @on_both

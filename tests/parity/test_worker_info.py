@@ -193,7 +193,6 @@ def test_the_error_of_a_worker_init_fn_is_the_user_s_own(make_loader: Any) -> No
 
 
 @on_threads
-@pytest.mark.xfail(strict=True, reason="the first next() raises it as it is, and the loop ends without a batch")
 def test_stop_iteration_from_a_worker_init_fn_is_no_end(make_loader: Any) -> None:
     def init(worker_id: int) -> None:
         raise StopIteration
@@ -203,7 +202,6 @@ def test_stop_iteration_from_a_worker_init_fn_is_no_end(make_loader: Any) -> Non
 
 
 @on_threads
-@pytest.mark.xfail(strict=True, reason="iter(loader) gives the closed iterator again")
 @pytest.mark.parametrize("error_type", [ValueError, KeyboardInterrupt])
 def test_a_loader_that_keeps_its_threads_recovers_from_a_failed_start(make_loader: Any, error_type: Any) -> None:
     """Somebody presses Ctrl-C during the first batch, and runs the cell of the notebook again."""

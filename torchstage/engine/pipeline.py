@@ -226,7 +226,7 @@ class Run:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         call_again = attend()
         while (batch := self._in_flight.next_done()) is None:
-            if self.is_closed:
+            if self.is_closed or self._pool.is_closed:  # at exit, the pool alone
                 raise Closed
             patience = call_again if deadline is None else min(call_again, deadline - time.monotonic())
             if patience <= 0:

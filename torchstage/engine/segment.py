@@ -11,7 +11,7 @@ from typing import Any
 
 from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
-from torchstage.engine.parking import Parking
+from torchstage.engine.parking import LONE_SECONDS, Parking
 from torchstage.engine.stats import Meter, Tally
 from torchstage.engine.ticket import Batch, Wake, caught
 
@@ -138,7 +138,10 @@ class Worker:
             self.tally.finish_seconds += finished - end
             self.meter.add_finish(batch.size, finished - end)
             self.unannounced.append(batch.wake)
-            if finished - begin > CHEAP_SECONDS:
+            work_seconds = self.meter.work_seconds
+            if finished - begin > CHEAP_SECONDS or work_seconds is None or work_seconds > LONE_SECONDS:
                 self._wake_consumer()
         if end >= parking.next_look:
             parking.look(end, self.meter.work_seconds)
+        # A user's frame, kept by a traceback, keeps this one: let it keep nothing of the batch.
+        del batch, chain, todo, indices, sample, settle
