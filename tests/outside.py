@@ -53,8 +53,8 @@ class Ended:
     seconds: float
     left_processes: bool  # whether processes that it started outlived it
 
-    def assert_quiet(self, max_seconds: float = 3.0) -> None:
-        """It ended as a script ends that nothing is wrong with."""
+    def assert_quiet(self, max_seconds: float = 4.0) -> None:
+        """It ended as a script ends that nothing is wrong with: before it would have waited for a stuck thread."""
         assert (self.status, self.err) == (0, "")
         assert self.seconds < max_seconds
         assert not self.left_processes

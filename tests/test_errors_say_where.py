@@ -118,16 +118,12 @@ def images(tmp_path):
     return torchvision.datasets.ImageFolder(tmp_path, torchvision.transforms.ToTensor())
 
 
-NUMPY = pytest.mark.xfail(strict=True, reason="an index that is no int, as of an array of indices, is not looked up")
-WHOLE = pytest.mark.xfail(strict=True, reason="Subset takes a batch whole, and of a whole batch no file is named")
-
-
 @pytest.mark.parametrize(
     ("part", "index"),
     [
         (lambda images: images, 1),
-        pytest.param(lambda images: Subset(images, [2, 1]), 1, marks=WHOLE),
-        pytest.param(lambda images: Subset(Subset(images, [2, 1]), [1]), 0, marks=WHOLE),
+        pytest.param(lambda images: Subset(images, [2, 1]), 1),
+        pytest.param(lambda images: Subset(Subset(images, [2, 1]), [1]), 0),
     ],
     ids=["folder", "subset", "subset of a subset"],
 )
@@ -144,8 +140,8 @@ def test_the_file_of_an_image_is_named(part, index, images, num_workers, loader_
         (lambda images: Subset(images, [2, 1]), 1),
         (lambda images: Subset(Subset(images, [2, 1]), [1]), 0),
         (lambda images: Subset(images, range(1, 3)), 0),
-        pytest.param(lambda images: Subset(images, np.array([2, 1])), 1, marks=NUMPY),
-        pytest.param(lambda images: Subset(images, torch.tensor([2, 1])), 1, marks=NUMPY),
+        pytest.param(lambda images: Subset(images, np.array([2, 1])), 1),
+        pytest.param(lambda images: Subset(images, torch.tensor([2, 1])), 1),
     ],
     ids=["folder", "subset", "subset of a subset", "range", "array", "tensor"],
 )
@@ -190,7 +186,6 @@ class Value:
     """Something that can be referenced weakly."""
 
 
-@pytest.mark.xfail(strict=True, reason="the error and the frames that it was raised through are a cycle")
 @pytest.mark.parametrize("place", ["fetch", "collate"])
 def test_an_error_that_is_dropped_keeps_no_sample_alive(place, num_workers, loader_of):
     """Samples may be large: they must not wait for the collector."""

@@ -3,7 +3,7 @@
 | floor | may import |
 |---|---|
 | 2: loader, iterators | floors 1 and 0 |
-| 1: plan, isolation, buffers, collate, errors, threads, transfer | torch, numpy, floor 0; of each other only what is drawn |
+| 1: plan, isolation, buffers, collate, errors, threads, transfer | torch, numpy, floor 0; of each other what is drawn |
 | 0: engine | the standard library and what is drawn inside it |
 
 A module that the table does not know fails here: whoever adds one says on which floor it stands.

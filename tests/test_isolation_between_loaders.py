@@ -82,12 +82,9 @@ def no_handle_yet(monkeypatch):
     monkeypatch.setattr(isolation, "_serialised", set())
 
 
-INLINE = xfail("an inline iterator that was made when no lock was there has none, and nobody tells it")
-
-
 @pytest.mark.parametrize(
     ("num_workers", "other_num_workers"),
-    [(2, 2), (1, 1), *(pytest.param(*numbers, marks=INLINE) for numbers in ((2, 0), (0, 2)))],
+    [(2, 2), (1, 1), (2, 0), (0, 2)],
 )
 def test_loaders_over_parts_of_one_dataset_use_it_in_turn(num_workers, other_num_workers, reader_of, no_handle_yet):
     with closing(reader_of()) as dataset:

@@ -178,7 +178,6 @@ def test_a_script_does_not_wait_for_samples_that_nobody_will_see(outside):
     ended.assert_quiet(max_seconds=2.5)
 
 
-@pytest.mark.xfail(strict=True, reason="the thread that consumes the inner loader is not told that its pool was closed")
 def test_a_script_ends_in_the_middle_of_a_loader_inside_a_loader(outside):
     ended = outside.run("""
         class Outer(Numbers):

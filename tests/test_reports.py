@@ -223,7 +223,6 @@ def test_ur_011_close_with_a_loader_inside_a_loader_inside_a_blocked_source():
     consumer.join(PATIENCE_SECONDS)
 
 
-@pytest.mark.xfail(strict=True, reason="an inline iterator does not know that it was closed")
 def test_ur_011_next_after_close_without_threads():
     """UR-011: also with depth 0, a clear error."""
     loader = StageLoader(range(8), num_workers=0)

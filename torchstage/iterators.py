@@ -108,11 +108,11 @@ class InlineIterator(_Iterator):
             slot = None
             for stage, step in chain.finish:  # noqa: B007  # named after an error
                 value = step(value, indices)
+        except StopIteration as error:
+            raise placed(error, place(batch, stage, slot, self._dataset)) from error
         except Exception as error:
-            named = placed(error, place(batch, stage, slot, self._dataset))
-            if named is error:
-                raise
-            raise named from error
+            placed(error, place(batch, stage, slot, self._dataset))
+            raise
         return value
 
 

@@ -78,7 +78,7 @@ class Plan:
 
 
 def _takes_batches(dataset: Any) -> bool:
-    """Whether ``__getitems__`` is worth a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
+    """Whether ``__getitems__`` takes a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
     a subset of: if that has none, it loops over single samples, and these can as well be shared out."""
     while type(dataset) is Subset:
         dataset = cast(Any, dataset).dataset

@@ -296,9 +296,6 @@ def test_a_consumer_that_waits_is_told_when_the_run_is_abandoned():
         gate.open()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only the run's end is looked at; at the end of the program its pool alone is closed"
-)
 def test_a_consumer_that_waits_is_told_when_its_pool_is_abandoned():
     """At the end of the program, where the consumer is a thread of another loader."""
     gate = Gate()

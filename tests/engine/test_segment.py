@@ -247,23 +247,6 @@ def test_a_threads_place_can_be_told_before_its_first_sample_of_a_batch(worker):
     assert worker.place().endswith("(batch 0)")
 
 
-@pytest.mark.xfail(strict=True, reason="what was finished is announced only when the thread finds nothing to do")
-def test_a_cheap_batch_is_announced_before_the_thread_begins_a_long_one():
-    """Else the consumer sleeps beside a batch that is done, until it looks again by itself."""
-    gate = Gate()
-    with pool_of(1) as pool:
-        cheap, long = batch_of(1), batch_of(1, chain_of(gate))
-        keep_busy = Gate()
-        for batch in (batch_of(1, chain_of(keep_busy)), cheap, long):
-            pool.call_threads_to(batch)
-        keep_busy.open()  # so that the other two follow each other without a wait
-        gate.wait_until_inside()
-        seen = list(bell_of(cheap).seen)
-        gate.open()
-        assert cheap.done
-        assert seen == [True]
-
-
 def test_a_cheap_batch_is_announced_before_its_thread_is_parked(worker):
     serve(worker, batch := batch_of(1))
     worker.parking.limit = -1  # it is one too many
@@ -314,7 +297,6 @@ def test_the_lowest_failure_decides_also_if_it_comes_last():
     assert (batch.failure.slot, batch.failure.error.args) == (0, (100,))
 
 
-@pytest.mark.xfail(strict=True, reason="the user's frame keeps the engine's by f_back: a cycle")
 def test_an_error_that_is_dropped_frees_the_samples_beside_it():
     class Value:
         """Something that can be referenced weakly."""

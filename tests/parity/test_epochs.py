@@ -280,6 +280,26 @@ def test_a_closed_loader_can_be_iterated_again(make_loader: Any, keep: bool) -> 
     loader.close()
 
 
+@on(STAGED_INLINE, *THREADED)
+def test_closing_ends_an_iterator_half_way(make_loader: Any) -> None:
+    loader = make_small(make_loader)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="is closed"):
+            next(iterator)
+
+
+@on(STAGED_INLINE, *THREADED, broken=[STAGED_INLINE], reason="inline, next() raises RuntimeError after the end, too")
+def test_an_iterator_that_was_finished_before_closing_stays_finished(make_loader: Any) -> None:
+    loader = make_small(make_loader)
+    iterator = iter(loader)
+    assert lists(iterator) == ALL
+    loader.close()
+    assert next(iterator, "the end") == "the end"
+
+
 @on_both
 def test_a_break_in_a_nested_loop_leaves_the_outer_one_at_work(make_loader: Any) -> None:
     outer_loader, seen = make_small(make_loader), []

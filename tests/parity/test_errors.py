@@ -1,6 +1,9 @@
 """Errors: the user's own exception arrives in its place, after the batches before it; the epoch goes on."""
 
+import contextlib
+import gc
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,19 @@ from .faults import (
     in_sampler,
     pretend_accelerator,
 )
-from .ways import FOUR_THREADS, INLINE, Way, on, on_both, on_both_inline, on_threads, on_workers
+from .ways import (
+    FOUR_THREADS,
+    INLINE,
+    STAGED,
+    STAGED_INLINE,
+    THREADED,
+    Way,
+    on,
+    on_both,
+    on_both_inline,
+    on_threads,
+    on_workers,
+)
 
 
 def make_errors() -> list[Exception]:
@@ -173,6 +188,61 @@ def test_after_an_error_kept_threads_work_on(make_loader: Any) -> None:
         assert (events[2], events[3], events[7]) == (error, fault.errors[3], fault.errors[7])
     fault.errors.clear()
     assert story(loader) == BATCHES
+
+
+def fail(_: Any) -> Any:
+    raise ValueError("nothing keeps it")
+
+
+def failing_sampler() -> Any:
+    yield fail(0)
+
+
+def failing_iterator(make_loader: Way, place: str) -> weakref.ref[Any]:
+    """An iterator whose user met an error and dropped both."""
+    arguments = {
+        "dataset": {"dataset": Made(3, fail)},
+        "collate": {"dataset": Indices(3), "collate_fn": fail},
+        "sampler": {"dataset": Indices(3), "sampler": failing_sampler()},
+        "worker_init_fn": {"dataset": Indices(3), "worker_init_fn": fail},
+    }
+    iterator = iter(make_loader(**arguments[place]))
+    with contextlib.suppress(ValueError):
+        next(iterator)
+    return weakref.ref(iterator)
+
+
+CYCLE = "error, traceback, frame, error: a local variable named {} keeps them all, until the garbage collector comes"
+
+
+@on(INLINE, *STAGED, broken=[STAGED_INLINE], reason=CYCLE.format("InlineIterator._next_data.named"))
+def test_an_error_of_the_dataset_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
+    assert_gone(make_loader, "dataset")
+
+
+@on(INLINE, *STAGED, broken=[STAGED_INLINE], reason=CYCLE.format("InlineIterator._next_data.named"))
+def test_an_error_of_collate_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
+    assert_gone(make_loader, "collate")
+
+
+@on_both
+def test_an_error_of_the_sampler_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
+    assert_gone(make_loader, "sampler")
+
+
+@on(*THREADED, broken=THREADED, reason=CYCLE.format("set_up.named, or Worker.setup_error,"))
+def test_an_error_of_a_worker_init_fn_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
+    assert_gone(make_loader, "worker_init_fn")
+
+
+def assert_gone(make_loader: Way, place: str) -> None:
+    gc.disable()
+    try:
+        is_gone = failing_iterator(make_loader, place)() is None
+    finally:
+        gc.enable()
+        gc.collect()
+    assert is_gone
 
 
 @on_workers

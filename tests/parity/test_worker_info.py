@@ -215,6 +215,7 @@ def test_a_loader_that_keeps_its_threads_recovers_from_a_failed_start(make_loade
     with pytest.raises(error_type, match="once"):
         next(iter(loader))
     assert flat(loader) == [0, 1, 2]
+    loader.close()
 
 
 def test_worker_info_is_gone_when_the_threads_are() -> None:

@@ -28,6 +28,7 @@ def finish(batch: Batch) -> None:
                 batch.value = None
                 break
     announce(batch, failure)
+    del failure  # the traceback may lead back to this frame
 
 
 def announce(batch: Batch, failure: Failure | None) -> None:

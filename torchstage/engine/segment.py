@@ -5,7 +5,7 @@ Guarantees: a thread holds nothing of a batch while it waits for the next one; i
 
 import threading
 from collections.abc import Callable
-from queue import Empty
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -34,7 +34,8 @@ class Worker:
         self.entered: Callable[[], None] | None = None
         self.setup_error: BaseException | None = None
         self.unannounced: list[Wake] = []
-        self.is_set_up = threading.Event()
+        self.is_set_up = False
+        self._set_up_is_over: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C can break its lock
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, set_up: Callable[[int], Any]) -> None:
@@ -46,7 +47,7 @@ class Worker:
         except RuntimeError:  # the system has no thread left to give
             alive.discard(self)
             raise
-        self.is_set_up.wait()
+        self._set_up_is_over.get()
         if self.setup_error is not None:
             raise self.setup_error
 
@@ -54,7 +55,7 @@ class Worker:
         """Where the thread is, in words: stage, dataset index and batch."""
         batch = self.batch
         if batch is None:
-            return "its set-up (worker_init_fn)" if not self.is_set_up.is_set() else "no stage"
+            return "its set-up (worker_init_fn)" if not self.is_set_up else "no stage"
         if not 0 <= self.slot < len(batch.indices):  # it may have moved on since
             return f"stage {batch.chain.finish[0][0]!r} (batch {batch.number})"
         return f"stage {batch.chain.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
@@ -67,7 +68,8 @@ class Worker:
             except BaseException as error:
                 self.setup_error = error
             del self._set_up
-            self.is_set_up.set()
+            self.is_set_up = True
+            self._set_up_is_over.put(None)
             while self.setup_error is None and self._serve_one():
                 pass
         finally:
