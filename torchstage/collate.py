@@ -65,6 +65,7 @@ def _stack_into(ring: Ring, tensors: Sequence[torch.Tensor], *, collate_fn_map: 
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
+        and not tensor.is_quantized
         and not tensor.requires_grad
         for tensor in tensors
     ):

@@ -80,7 +80,7 @@ class InlineIterator(_Iterator):
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
         self._guard = guard
         self._is_guarded = False
-        self._is_closed = False
+        self._is_closed = self._is_exhausted = False
         self._recipe = _recipe(self, threads.Modes.of_this_thread())
         self._plan = Plan(self._recipe, plain)
         self._num_batches = 0
@@ -90,13 +90,17 @@ class InlineIterator(_Iterator):
         self._is_closed = True
 
     def _next_data(self) -> Any:
-        if self._is_closed:
+        if self._is_closed and not self._is_exhausted:
             raise RuntimeError(CLOSED)
         if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
             self._is_guarded = True
             if self._guard.must_serialise(self._dataset, self._collate_fn, warn=False):
                 self._plan = Plan(self._recipe, self._guard.serialised)
-        indices, chain = self._plan.take(next(self._sampler_iter))
+        try:
+            indices, chain = self._plan.take(next(self._sampler_iter))
+        except StopIteration:
+            self._is_exhausted = True
+            raise
         batch = Batch(self._num_batches, indices, chain, Nobody())
         self._num_batches += 1
         stage: str = chain.stage

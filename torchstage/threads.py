@@ -41,6 +41,7 @@ class _ThisThread(threading.local):
     info: Callable[[], Any] | None = None
     initial_seed: int = 0
     modes: ExitStack | None = None
+    tokens: list[tuple[contextvars.ContextVar[Any], contextvars.Token[Any]]] = []  # noqa: RUF012  # replaced, not changed
 
 
 _this_thread = _ThisThread()
@@ -122,10 +123,10 @@ def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn:
             try:
                 init_fn(number)
             except BaseException as error:
-                named = placed(error, f"worker_init_fn({number})")
-                if named is error:
-                    raise
-                raise named from error
+                if isinstance(error, StopIteration):
+                    raise placed(error, f"worker_init_fn({number})") from error
+                placed(error, f"worker_init_fn({number})")
+                raise
             _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called torch.manual_seed
 
 
@@ -239,8 +240,9 @@ class Modes:
         _this_thread.modes = stack = ExitStack()
         if self.device_index is not None:
             torch.accelerator.set_device_index(self.device_index)
-        for variable, value in self.context.items():
-            variable.set(value)
+        for variable, token in _this_thread.tokens:
+            variable.reset(token)
+        _this_thread.tokens = [(variable, variable.set(value)) for variable, value in self.context.items()]
         if self.default_device != torch.get_default_device():
             stack.enter_context(self.default_device)
         if self.inference:

@@ -291,7 +291,7 @@ def test_closing_ends_an_iterator_half_way(make_loader: Any) -> None:
             next(iterator)
 
 
-@on(STAGED_INLINE, *THREADED, broken=[STAGED_INLINE], reason="inline, next() raises RuntimeError after the end, too")
+@on(STAGED_INLINE, *THREADED)
 def test_an_iterator_that_was_finished_before_closing_stays_finished(make_loader: Any) -> None:
     loader = make_small(make_loader)
     iterator = iter(loader)

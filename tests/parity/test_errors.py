@@ -30,7 +30,6 @@ from .ways import (
     FOUR_THREADS,
     INLINE,
     STAGED,
-    STAGED_INLINE,
     THREADED,
     Way,
     on,
@@ -215,12 +214,12 @@ def failing_iterator(make_loader: Way, place: str) -> weakref.ref[Any]:
 CYCLE = "error, traceback, frame, error: a local variable named {} keeps them all, until the garbage collector comes"
 
 
-@on(INLINE, *STAGED, broken=[STAGED_INLINE], reason=CYCLE.format("InlineIterator._next_data.named"))
+@on(INLINE, *STAGED)
 def test_an_error_of_the_dataset_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
     assert_gone(make_loader, "dataset")
 
 
-@on(INLINE, *STAGED, broken=[STAGED_INLINE], reason=CYCLE.format("InlineIterator._next_data.named"))
+@on(INLINE, *STAGED)
 def test_an_error_of_collate_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
     assert_gone(make_loader, "collate")
 
@@ -230,7 +229,7 @@ def test_an_error_of_the_sampler_that_was_dealt_with_keeps_no_iterator(make_load
     assert_gone(make_loader, "sampler")
 
 
-@on(*THREADED, broken=THREADED, reason=CYCLE.format("set_up.named, or Worker.setup_error,"))
+@on(*THREADED)
 def test_an_error_of_a_worker_init_fn_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
     assert_gone(make_loader, "worker_init_fn")
 

@@ -48,8 +48,12 @@ class Worker:
             alive.discard(self)
             raise
         self._set_up_is_over.get()
-        if self.setup_error is not None:
-            raise self.setup_error
+        error, self.setup_error = self.setup_error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     def place(self) -> str:
         """Where the thread is, in words: stage, dataset index and batch."""
@@ -63,14 +67,16 @@ class Worker:
     def _run(self) -> None:
         try:
             self.parking.join()
+            is_ready = False
             try:
                 self._set_up(self.number)
+                is_ready = True
             except BaseException as error:
                 self.setup_error = error
             del self._set_up
             self.is_set_up = True
             self._set_up_is_over.put(None)
-            while self.setup_error is None and self._serve_one():
+            while is_ready and self._serve_one():
                 pass
         finally:
             alive.discard(self)
