@@ -211,9 +211,6 @@ def failing_iterator(make_loader: Way, place: str) -> weakref.ref[Any]:
     return weakref.ref(iterator)
 
 
-CYCLE = "error, traceback, frame, error: a local variable named {} keeps them all, until the garbage collector comes"
-
-
 @on(INLINE, *STAGED)
 def test_an_error_of_the_dataset_that_was_dealt_with_keeps_no_iterator(make_loader: Any) -> None:
     assert_gone(make_loader, "dataset")

@@ -140,9 +140,6 @@ def test_the_dataset_sees_the_consumer_s_context_variables(make_loader: Any) -> 
         variable.reset(token)
 
 
-LEFT_OVER = "a kept thread keeps a context variable (numpy's errstate is one) that the consumer has unset since"
-
-
 @on(INLINE, PROCESSES, STAGED_INLINE, ONE_THREAD)
 def test_each_epoch_has_the_context_variables_it_began_with(make_loader: Any) -> None:
     keep = {"persistent_workers": True} if make_loader.has_threads else {}
