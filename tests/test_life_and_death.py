@@ -262,11 +262,12 @@ def test_fifty_short_trials_cost_nothing_that_stays():
         trial(way)
     gc.collect()
     num_files, rss = process.num_fds(), process.memory_info().rss
+    children = process.children()  # a fork server of other tests' worker processes may live on
     for number in range(50):
         trial(number % 2)
     seconds_until_no_loader_thread()
     assert process.num_fds() == num_files
-    assert process.children() == []
+    assert process.children() == children
     assert process.memory_info().rss - rss < 32 << 20  # a trial's data is 1 MiB, its window 4 MiB
 
 
