@@ -214,6 +214,17 @@ def test_ur_074_small_and_empty_datasets(length, shuffle, drop_last):
         seconds_until_no_loader_thread()
 
 
+def test_ur_074_the_class_of_an_empty_dataset_is_named():
+    """UR-074: a wrong path gives an empty dataset, and torch's message speaks of num_samples only."""
+
+    class Photographs(list):
+        pass
+
+    with pytest.raises(ValueError, match="num_samples") as caught:
+        StageLoader(Photographs(), shuffle=True)
+    assert "Photographs, has length 0" in caught.value.__notes__[0]
+
+
 def arguments_of(loader) -> dict:
     """Every constructor argument, read from the attribute of the same name, as Lightning does it."""
     names = [name for name in inspect.signature(StageLoader.__init__).parameters if name != "self"]

@@ -6,7 +6,7 @@ the same draws from the random generators as torch's DataLoader, for every numbe
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
 from torchstage.engine.pipeline import Pool
+from torchstage.errors import add_note
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
 
@@ -70,25 +71,30 @@ class StageLoader(DataLoader[T_co]):
         self._guard = Guard(isolation)
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
-        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        try:
+            super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
+        except ValueError as error:
+            if isinstance(dataset, Sized) and not len(dataset):  # often a wrong path
+                add_note(error, f"torchstage: the dataset, a {type(dataset).__name__}, has length 0")
+            raise
 
     def _get_iterator(self) -> Any:
         iterator = self._new_iterator()
