@@ -128,10 +128,12 @@ class ThreadedIterator(_Iterator):
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
         super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+        if not loader.prefetch_factor:
+            raise AssertionError("prefetch_factor must be greater than 0")
         threads.install_answers()
         self._guard = guard
         self._in_order = loader.in_order
-        self._window = partial(window, loader.prefetch_factor or 0, self._num_workers)
+        self._window = partial(window, loader.prefetch_factor, self._num_workers)
         self._set_up = partial(
             threads.set_up,
             num_workers=self._num_workers,
@@ -139,8 +141,6 @@ class ThreadedIterator(_Iterator):
             dataset=self._dataset,
             init_fn=loader.worker_init_fn,
         )
-        if not loader.prefetch_factor:
-            raise AssertionError("prefetch_factor must be greater than 0")
         self._ring = Ring()
         self._begin(loader)
 
@@ -178,10 +178,8 @@ class ThreadedIterator(_Iterator):
             raise RuntimeError("StageLoader: this iterator was closed while it waited for a batch.") from None
         failure, batch.failure = batch.failure, None  # its traceback may lead back to the batch
         if failure is None:
-            value, batch.value = (
-                batch.value,
-                None,
-            )  # a thread that was called to the batch may not have looked at it yet
+            # A thread that was called to the batch may not have looked at it yet: it must not keep what the user gets.
+            value, batch.value = batch.value, None
             return value
         try:
             raise placed(failure.error, place(batch, failure.stage, failure.slot, self._dataset))

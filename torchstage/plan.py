@@ -106,7 +106,7 @@ def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
     batches to collate, and the one that is handed out. Where a ticket is a whole batch, torch's own count:
     ``prefetch_factor`` for each thread."""
     if batch.chain.takes_whole:
-        return max(1, prefetch_factor) * num_threads + 1
+        return prefetch_factor * num_threads + 1
     return max(prefetch_factor, num_threads, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
 
 
