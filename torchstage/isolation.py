@@ -268,7 +268,6 @@ class Guard:
         self.is_serial = False
         if isolation == "serial":
             self._serialise()
-        self.has_warned = False
 
     def must_serialise(self, dataset: Any, collate_fn: Any, *, warn: bool) -> bool:
         """Whether one thread at a time may use the dataset, as it is now. Warns once a loader, naming the handle."""
@@ -300,12 +299,10 @@ class Guard:
         return one_at_a_time
 
     def _warn(self, found: Found) -> None:
-        if not self.has_warned:
-            self.has_warned = True
-            warnings.warn(
-                f"StageLoader: {found.path} is an open {found.kind}, which two threads must not use at once, so this "
-                "dataset is used by one thread at a time. Ways out: open it inside __getitem__; or pass "
-                "isolation='shared' if it is safe to share; or multiprocessing_context='forkserver' for worker "
-                "processes with copies of their own.",
-                stacklevel=2,
-            )
+        warnings.warn(
+            f"StageLoader: {found.path} is an open {found.kind}, which two threads must not use at once, so this "
+            "dataset is used by one thread at a time. Ways out: open it inside __getitem__; or pass "
+            "isolation='shared' if it is safe to share; or multiprocessing_context='forkserver' for worker "
+            "processes with copies of their own.",
+            stacklevel=2,
+        )
