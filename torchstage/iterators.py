@@ -97,18 +97,18 @@ class InlineIterator(_Iterator):
             if self._guard.must_serialise(self._dataset, self._collate_fn, warn=False):
                 self._plan = Plan(self._recipe, self._guard.serialised)
         try:
-            indices, chain = self._plan.take(next(self._sampler_iter))
+            indices, chain, items = self._plan.take(next(self._sampler_iter))
         except StopIteration:
             self._is_exhausted = True
             raise
-        batch = Batch(self._num_batches, indices, chain, Nobody())
+        batch = Batch(self._num_batches, indices, chain, Nobody(), items)
         self._num_batches += 1
         stage: str = chain.stage
         slot: int | None = 0
         try:
             value: Any = []
             for slot in range(batch.size):
-                value.append(chain.sample(indices[slot]))
+                value.append(chain.sample(batch.items[slot]))
             slot = None
             for stage, step in chain.finish:  # noqa: B007  # named after an error
                 value = step(value, indices)

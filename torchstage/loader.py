@@ -40,6 +40,13 @@ class StageLoader(DataLoader[T_co]):
             open file, archive, sqlite, HDF5, LMDB or PyAV object before or after the first sample, it is used by one
             thread at a time, with one warning that names the attribute. ``"shared"``: all threads use it; you know that
             it is safe. ``"serial"``: one thread at a time.
+        lanes: iterable datasets: how many readers, each with its own copy of the dataset. None: ``num_workers``, as in
+            DataLoader. 1: one reader whatever ``num_workers``, so that each sample comes once and only the global tail
+            is dropped.
+        seed: base seed of the samples' own random generators, 0 <= seed < 2**63. None: the sampler's ``seed`` if it has
+            one, else torch's base seed, which is drawn anew each epoch.
+        sample_rng: whether random calls in loader threads draw from the sample's own generators. False: from the
+            process's generators, which threads then race for.
 
     Raises:
         ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.
@@ -65,9 +72,16 @@ class StageLoader(DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        lanes: int | None = None,
         isolation: Isolation = "auto",
+        seed: int | None = None,
+        sample_rng: bool = True,
     ) -> None:
+        _check(lanes, seed)
+        self.lanes = lanes
         self.isolation: Isolation = isolation
+        self.seed = seed
+        self.sample_rng = sample_rng
         self._guard = Guard(isolation)
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -149,3 +163,10 @@ class StageLoader(DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[])
+
+
+def _check(lanes: Any, seed: Any) -> None:
+    if lanes is not None and (not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1):
+        raise ValueError(f"StageLoader: lanes must be a positive integer or None, got {lanes!r}. None: num_workers.")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
+        raise ValueError(f"StageLoader: seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}.")

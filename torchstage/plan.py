@@ -18,6 +18,7 @@ from torch.utils.data import Subset
 
 from torchstage.buffers import Ring
 from torchstage.collate import explained
+from torchstage.engine.pipeline import Admission
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
 from torchstage.transfer import pinned
@@ -60,7 +61,7 @@ class Plan:
             wrap(whole), (("collate", partial(_collate_whole, collate)), *pin), recipe.enter, takes_whole=True
         )
 
-    def take(self, index: Any) -> tuple[Sequence[Any], Chain]:
+    def take(self, index: Any) -> Admission:
         """The tickets of one batch and the chain that makes it.
 
         A batch is shared out sample by sample, unless the dataset takes it whole (``__getitems__``), batching is off,
@@ -68,9 +69,9 @@ class Plan:
         """
         index = _own(index)
         if not self._is_batched or self._takes_batches:
-            return (index,), self._as_whole
+            return (index,), self._as_whole, None
         indices = list(index)
-        return (indices, self._by_sample) if indices else ((indices,), self._as_whole)
+        return (indices, self._by_sample, None) if indices else ((indices,), self._as_whole, None)
 
     def chain_like(self, chain: Chain) -> Chain:
         """This plan's chain for what another plan made with that one."""
@@ -120,7 +121,7 @@ class Source:
     def __iter__(self) -> "Source":
         return self
 
-    def __next__(self) -> tuple[Sequence[Any], Chain]:
+    def __next__(self) -> Admission:
         return self.plan.take(next(self._sampler_iter))
 
 

@@ -91,7 +91,7 @@ def pool_of(num_threads: int, start: bool = True) -> Iterator[Pool]:
 
 def run_of(pool: Pool, batches: Sequence[Sequence[Any]], chain: Chain, window: int = 4, in_order: bool = True) -> Run:
     """A run over these batches of indices, with its window already admitted."""
-    run = Run(pool, iter([(indices, chain) for indices in batches]), lambda batch: window, in_order)
+    run = Run(pool, iter([(indices, chain, None) for indices in batches]), lambda batch: window, in_order)
     run.fill()
     return run
 

@@ -25,7 +25,7 @@ class Source:
         batch = self.left.pop(0)
         if isinstance(batch, BaseException):
             raise batch
-        return batch, chain_of()
+        return batch, chain_of(), None
 
 
 def outcome(batch):
@@ -314,7 +314,7 @@ def test_on_trial_only_the_first_batch_is_worked_on_until_threads_are_called():
     begun = []
     with pool_of(2) as pool:
         chain = chain_of(begun.append)
-        run = Run(pool, iter([([0, 1], chain), ([2], chain), ([3], chain)]), lambda batch: 3)
+        run = Run(pool, iter([([0, 1], chain, None), ([2], chain, None), ([3], chain, None)]), lambda batch: 3)
         run.is_on_trial = True
         run.fill()
         next_of(run)

@@ -24,6 +24,8 @@ from torchstage.engine.segment import Worker, alive
 from torchstage.engine.stats import Meter, Tally, merge
 from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, caught
 
+Admission = tuple[Sequence[Any], Chain, Sequence[Any] | None]  # indices, chain, and the items if they are not the indices
+
 VISIT_SECONDS = 200e-6  # calling one more thread to a batch costs 10 to 50 us: it should find several times that to do
 
 EXIT_WAIT_SECONDS = 5.0  # for user code at interpreter exit: long enough to decode, too short to be taken for a hang
@@ -146,14 +148,14 @@ class Closed(Exception):  # noqa: N818  # it never leaves the iterator
 class Run:
     """One epoch: takes indices from ``source`` in the caller's thread, hands out batches.
 
-    ``source`` gives the indices and the chain of one batch after another; its errors are handed out in their place.
+    ``source`` gives the indices, the chain and the items of one batch after another; its errors are handed out in their place.
     ``window(batch)`` is how many batches like that one may be in flight.
     """
 
     def __init__(
         self,
         pool: Pool,
-        source: Iterator[tuple[Sequence[Any], Chain]],
+        source: Iterator[Admission],
         window: Callable[[Batch], int],
         in_order: bool = True,
     ) -> None:
@@ -162,7 +164,7 @@ class Run:
         self._window = window
         self._in_flight = InFlight(in_order)
         self._num_admitted = 0
-        self._taken: tuple[Sequence[Any], Chain] | None = None
+        self._taken: Admission | None = None
         self._is_exhausted = False
         self._has_called = False
         self.is_on_trial = False  # only the first batch is worked on; ``call_threads`` ends it
@@ -201,7 +203,7 @@ class Run:
         self._in_flight.clear()
         for batch in old:
             if batch.chain is not NO_CHAIN:
-                again = Batch(batch.number, batch.indices, chain_of(batch.chain), batch.wake)
+                again = Batch(batch.number, batch.indices, chain_of(batch.chain), batch.wake, batch.items)
                 self._in_flight.add(again)
                 self._pool.call_threads_to(again)
             else:
@@ -253,7 +255,7 @@ class Run:
         try:
             if self._taken is None:  # else Ctrl-C came right after it was taken
                 self._taken = next(self._source)
-            indices, chain = self._taken
+            indices, chain, items = self._taken
         except StopIteration:
             self._is_exhausted = True
             return None
@@ -266,7 +268,7 @@ class Run:
             self._in_flight.add(batch)
             announce(batch, caught(error, "sampler"))
             return None
-        batch = Batch(number, indices, chain, wake)
+        batch = Batch(number, indices, chain, wake, items)
         self._num_admitted += 1
         self._in_flight.add(batch)
         self._taken = None

@@ -116,7 +116,7 @@ class Worker:
 
         All threads that were called to this batch do the same at once: a list's pop is what shares the samples out.
         """
-        chain, todo, indices, parking = batch.chain, batch.todo, batch.indices, self.parking
+        chain, todo, items, parking = batch.chain, batch.todo, batch.items, self.parking
         if chain.enter is not self.entered:
             chain.enter()
             self.entered = chain.enter  # not the chain: an idle thread must not keep the user's objects alive
@@ -130,7 +130,7 @@ class Worker:
                 break
             num_samples += 1
             try:
-                settle(slot, sample(indices[slot]))
+                settle(slot, sample(items[slot]))
             except BaseException as error:
                 batch.fail(slot, caught(error, chain.stage, slot))
         end = perf_counter()
@@ -152,4 +152,4 @@ class Worker:
         if end >= parking.next_look:
             parking.look(end, self.meter.work_seconds)
         # A user's frame, kept by a traceback, keeps this one: let it keep nothing of the batch.
-        del batch, chain, todo, indices, sample, settle
+        del batch, chain, todo, items, sample, settle

@@ -55,7 +55,7 @@ SKIPPED = Skipped()
 class Chain:
     """What is done with a batch, bound to it when it is admitted, so that a change takes effect at batch borders.
 
-    ``sample`` maps one dataset index to one value, in the stage called ``stage``. ``finish`` are named stages that run
+    ``sample`` maps one item (mostly a dataset index) to one value, in the stage called ``stage``. ``finish`` are named stages that run
     one after another once every sample is there: each maps what came before it (first the values, in order) and the
     batch's dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
     """
@@ -84,6 +84,7 @@ class Batch:
         "finisher",
         "has_failed",
         "indices",
+        "items",
         "number",
         "settled",
         "size",
@@ -92,9 +93,12 @@ class Batch:
         "wake",
     )
 
-    def __init__(self, number: int, indices: Sequence[Any], chain: Chain, wake: Wake) -> None:
+    def __init__(
+        self, number: int, indices: Sequence[Any], chain: Chain, wake: Wake, items: Sequence[Any] | None = None
+    ) -> None:
         self.number = number
         self.indices = indices  # what the user is told after an error: kept until the batch is handed out
+        self.items = indices if items is None else items  # what the chain is given: an index, or more than that
         self.chain = chain
         self.size = len(indices)
         self.todo = list(range(self.size - 1, -1, -1))  # taken from the end: the lowest slot first
