@@ -63,7 +63,7 @@ def test_the_source_is_asked_in_the_callers_thread_and_not_before_it_is_told_to(
     def source():
         for number in range(10):
             asked.append(threading.current_thread())
-            yield [number], chain_of()
+            yield [number], chain_of(), None
 
     with pool_of(2) as pool:
         run = Run(pool, source(), lambda batch: 3)
@@ -84,7 +84,7 @@ def test_never_more_batches_are_in_flight_than_the_window(window, in_order):
     def source():
         for number in range(20):
             in_flight.append(len(run._in_flight) + 1)
-            yield [number] * 3, chain_of()
+            yield [number] * 3, chain_of(), None
 
     with pool_of(3) as pool:
         run = Run(pool, source(), lambda batch: window, in_order)
