@@ -18,7 +18,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "torchstage"
 
 ENGINE = {
-    "engine.pipeline": {"segment", "gather", "channel", "ticket", "stats", "parking"},
+    "engine.pipeline": {"pool", "segment", "gather", "channel", "ticket", "stats", "parking"},
+    "engine.pool": {"segment", "channel", "ticket", "stats", "parking"},
     "engine.segment": {"gather", "channel", "ticket", "stats", "parking"},
     "engine.gather": {"ticket"},
     "engine.channel": set(),

@@ -7,8 +7,8 @@ import time
 import pytest
 from fakes import PATIENCE_SECONDS, Gate, batch_of, chain_of, do_nothing, pool_of
 
-from torchstage.engine import pipeline
-from torchstage.engine.pipeline import VISIT_SECONDS, Pool, join
+from torchstage.engine import pool as pools
+from torchstage.engine.pool import VISIT_SECONDS, Pool, join
 from torchstage.engine.segment import alive
 
 
@@ -80,7 +80,7 @@ def test_as_many_threads_are_called_as_find_something_to_do(sample_seconds, size
     pool.workers = [None] * 4  # as if they had started
     pool.meter.sample_seconds = sample_seconds
     pool.call_threads_to(batch_of(size))
-    assert pool.channel._queue.qsize() == num_called
+    assert pool.channels[0]._queue.qsize() == num_called
     pool.workers = []
 
 
@@ -104,7 +104,7 @@ def test_abandon_is_idempotent():
         pool.abandon()
         pool.abandon()
         assert pool.join(soon()) == []
-        assert pool.channel._queue.qsize() == 0
+        assert pool.channels[0]._queue.qsize() == 0
 
 
 def test_abandon_takes_no_lock():
@@ -120,7 +120,7 @@ def test_abandon_before_the_start_is_no_trouble():
 
 
 def test_abandon_ends_parked_threads(monkeypatch):
-    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+    monkeypatch.setattr(pools, "usable_cores", lambda: 1)
     with pool_of(4) as pool:
         pool.parking.next_look = math.inf  # the limit stays as the test sets it
         pool.parking.limit = 1
@@ -137,7 +137,7 @@ def test_abandon_ends_parked_threads(monkeypatch):
 def test_computing_threads_are_parked_while_batches_still_come(monkeypatch):
     """The clocks say that each thread uses a whole core, and there is one core."""
     clock = iter(range(10**9))
-    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+    monkeypatch.setattr(pools, "usable_cores", lambda: 1)
     monkeypatch.setattr("torchstage.engine.parking.cpu_seconds", lambda _: float(next(clock)))
     monkeypatch.setattr("torchstage.engine.parking.PERIOD_SECONDS", 0.0)
     with pool_of(4) as pool:
@@ -208,12 +208,12 @@ def test_a_forked_child_forgets_threads_that_stayed_behind():
 
 
 def test_at_the_end_of_the_program_a_stuck_thread_is_named_and_left_behind(monkeypatch, capsys):
-    monkeypatch.setattr(pipeline, "EXIT_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(pools, "EXIT_WAIT_SECONDS", 0.05)
     gate = Gate()
     with pool_of(2) as pool:
         pool.call_threads_to(batch_of(1, chain_of(gate)))
         gate.wait_until_inside()
-        pipeline._end_all_threads()
+        pools._end_all_threads()
         words = capsys.readouterr().err
         gate.open()
     assert words.count("\n") == 1
@@ -223,7 +223,7 @@ def test_at_the_end_of_the_program_a_stuck_thread_is_named_and_left_behind(monke
 
 def test_at_the_end_of_the_program_idle_threads_end_in_silence(capsys):
     with pool_of(4) as pool:
-        pipeline._end_all_threads()
+        pools._end_all_threads()
         assert pool.join(time.monotonic()) == []
     assert capsys.readouterr() == ("", "")
     assert not alive

@@ -186,7 +186,7 @@ def test_an_error_in_set_up_is_raised_where_the_thread_is_started_and_ends_it(wo
 
 def test_a_thread_is_known_from_before_it_starts_until_it_ended(worker):
     gate = Gate()
-    starter = threading.Thread(target=worker.start, args=(gate,), daemon=True)
+    starter = threading.Thread(target=worker.start, args=(lambda number: gate(),), daemon=True)
     starter.start()
     gate.wait_until_inside()
     assert worker in alive

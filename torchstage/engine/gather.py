@@ -52,6 +52,10 @@ class InFlight:
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
 
+    def num_of(self, lane: int) -> int:
+        """How many of them are this lane's."""
+        return sum(batch.chain.lane == lane for batch in self._batches)
+
     def add(self, batch: Batch) -> None:
         self._batches.append(batch)
 

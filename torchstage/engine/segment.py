@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any
 
 from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
@@ -35,11 +34,15 @@ class Worker:
         self.setup_error: BaseException | None = None
         self.unannounced: list[Wake] = []
         self.is_set_up = False
+        self._tear_down: Callable[[], None] | None = None
         self._set_up_is_over: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C can break its lock
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self, set_up: Callable[[int], Any]) -> None:
-        """Start the thread and wait until ``set_up(number)`` has run in it. Raises what that raised."""
+    def start(self, set_up: Callable[[int], Callable[[], None] | None]) -> None:
+        """Start the thread and wait until ``set_up(number)`` has run in it. Raises what that raised.
+
+        What it returned, if anything, is called in the thread as the last thing before it ends.
+        """
         self._set_up = set_up
         alive.add(self)
         try:
@@ -62,6 +65,8 @@ class Worker:
             return "its set-up (worker_init_fn)" if not self.is_set_up else "no stage"
         if not 0 <= self.slot < len(batch.indices):  # it may have moved on since
             return f"stage {batch.chain.finish[0][0]!r} (batch {batch.number})"
+        if batch.chain.lane is not None:
+            return f"stage {batch.chain.stage!r} (batch {batch.number})"
         return f"stage {batch.chain.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
 
     def _run(self) -> None:
@@ -69,7 +74,7 @@ class Worker:
             self.parking.join()
             is_ready = False
             try:
-                self._set_up(self.number)
+                self._tear_down = self._set_up(self.number)
                 is_ready = True
             except BaseException as error:
                 self.setup_error = error
@@ -78,7 +83,10 @@ class Worker:
             self._set_up_is_over.put(None)
             while is_ready and self._serve_one():
                 pass
+            if self._tear_down is not None:
+                self._tear_down()
         finally:
+            self._tear_down = None
             alive.discard(self)
 
     def _serve_one(self) -> bool:

@@ -55,9 +55,10 @@ SKIPPED = Skipped()
 class Chain:
     """What is done with a batch, bound to it when it is admitted, so that a change takes effect at batch borders.
 
-    ``sample`` maps one item (mostly a dataset index) to one value, in the stage called ``stage``. ``finish`` are named stages that run
-    one after another once every sample is there: each maps what came before it (first the values, in order) and the
-    batch's dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
+    ``sample`` maps one item (mostly a dataset index) to one value, in the stage called ``stage``. ``finish`` are named
+    stages that run one after another once every sample is there: each maps what came before it (first the values, in
+    order) and the batch's dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
+    The batches of a ``lane`` go to the thread of that number alone, which works on them in their order.
     """
 
     sample: Callable[[Any], Any]
@@ -65,6 +66,7 @@ class Chain:
     enter: Callable[[], None]
     stage: str = "fetch"
     takes_whole: bool = False  # one ticket stands for a whole batch, or for what the user gets as one
+    lane: int | None = None
 
 
 def _nothing() -> None:
@@ -84,6 +86,7 @@ class Batch:
         "finisher",
         "has_failed",
         "indices",
+        "is_called",
         "items",
         "number",
         "settled",
@@ -106,6 +109,7 @@ class Batch:
         self.finisher = [None]  # whoever pops it finishes the batch
         self.wake = wake
         self.has_failed = False
+        self.is_called = False  # of a lane's batch: whether its thread was called to it
         self.done = False
         self.value: Any = None
         self.failure: Failure | None = None

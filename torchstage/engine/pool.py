@@ -1,0 +1,139 @@
+"""Pool: threads that work on batches, from their start to their end, whatever run the batches belong to.
+
+Guarantees: nothing starts before it is told to; ``abandon`` takes no lock and waits for nothing, so a finalizer may
+call it; threads know their channel, never a run or an iterator; at interpreter exit every thread is ended, or named if
+it is stuck in user code.
+"""
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+
+from torchstage.engine.channel import Channel
+from torchstage.engine.parking import Parking, usable_cores
+from torchstage.engine.segment import Worker, alive
+from torchstage.engine.stats import Meter, Tally, merge
+from torchstage.engine.ticket import Batch
+
+VISIT_SECONDS = 200e-6  # calling one more thread to a batch costs 10 to 50 us: it should find several times that to do
+
+EXIT_WAIT_SECONDS = 5.0  # for user code at interpreter exit: long enough to decode, too short to be taken for a hang
+
+_pools: weakref.WeakSet["Pool"] = weakref.WeakSet()
+
+
+class Pool:
+    """Up to ``num_threads`` threads that work on batches, in the order in which these were put into the channel.
+
+    ``has_lanes``: each thread has a channel of its own, and gets the batches whose chain names it.
+    """
+
+    def __init__(self, num_threads: int, name: str, has_lanes: bool = False) -> None:
+        self.num_threads = num_threads
+        self.has_lanes = has_lanes
+        self.channels: list[Channel[Batch]] = [Channel() for _ in range(num_threads if has_lanes else 1)]
+        self.meter = Meter()
+        self.parking = Parking(num_threads, usable_cores())
+        self.workers: list[Worker] = []
+        self.is_closed = False
+        self._name = name
+        if has_lanes:  # the turn of each comes: none may be parked
+            self.parking.next_look = math.inf
+        _pools.add(self)
+
+    def start(self, num_threads: int, set_up: Callable[[int], Callable[[], None] | None]) -> None:
+        """Have that many threads, at most all of them. ``set_up(k)`` runs in thread k, one after another, before its
+        first batch; what it raises is raised here, and what it returns is called when the thread ends."""
+        while len(self.workers) < min(num_threads, self.num_threads):
+            number = len(self.workers)
+            channel = self.channels[number if self.has_lanes else 0]
+            worker = Worker(number, f"{self._name}-{number}", channel, self.meter, self.parking)
+            self.workers.append(worker)  # before it starts: Ctrl-C in start() must not leave a thread that nobody ends
+            worker.start(set_up)
+
+    @property
+    def num_started(self) -> int:
+        """Threads started so far."""
+        return len(self.workers)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed and none of its threads is left."""
+        return self.is_closed and not any(worker.thread.is_alive() for worker in self.workers)
+
+    def call_threads_to(self, batch: Batch) -> None:
+        """Let as many threads come to the batch as there is work in it for: all where samples are dear, so that the
+        batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work. To a lane's
+        batch, the lane's own."""
+        if batch.chain.lane is not None:
+            self.channels[batch.chain.lane].put(batch)
+            return
+        num_threads = min(batch.size, len(self.workers))
+        seconds = self.meter.sample_seconds
+        if seconds is not None:
+            num_threads = max(1, min(num_threads, math.ceil(batch.size * seconds / VISIT_SECONDS)))
+        for _ in range(num_threads):
+            self.channels[0].put(batch)
+
+    def let_loose(self, now: float) -> bool:
+        """The consumer waits: let parked threads in where the others leave room. True if samples were taken for so
+        cheap that not every thread was called to each batch; that is forgotten."""
+        seconds = self.meter.sample_seconds
+        self.meter.forget()
+        self.parking.look(now, None)
+        return seconds is not None and seconds < VISIT_SECONDS
+
+    def abandon(self) -> None:
+        """Let the threads end as soon as they are out of user code. Waits for nothing; safe in a finalizer."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.parking.open()
+            for channel in self.channels:
+                channel.close(1 if self.has_lanes else self.num_threads)
+
+    def join(self, deadline: float) -> list[Worker]:
+        """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code."""
+        return join(self.workers, deadline)
+
+    def forget(self) -> None:
+        """In a forked child: the threads stayed behind. Touches no lock, since one of them may have held it."""
+        self.is_closed = True
+        self.workers = []
+
+    def tally(self) -> Tally:
+        """What the threads did so far."""
+        return merge(worker.tally for worker in self.workers)
+
+
+def join(workers: Iterable[Worker], deadline: float) -> list[Worker]:
+    """Wait for the threads of these workers until ``deadline``. Returns those that are still alive."""
+    workers = [worker for worker in workers if worker.thread.is_alive()]
+    for worker in workers:
+        if worker.thread is not threading.current_thread():
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.thread.is_alive()]
+
+
+@atexit.register
+def _end_all_threads() -> None:
+    """At interpreter exit: a thread that is still inside torch when the interpreter is gone can abort the process."""
+    for pool in list(_pools):
+        pool.abandon()
+    for worker in join(list(alive), time.monotonic() + EXIT_WAIT_SECONDS):
+        where = f"{EXIT_WAIT_SECONDS:g} s after the end of the program; it is left behind"
+        sys.stderr.write(f"torchstage: thread {worker.thread.name} is still in {worker.place()}, {where}.\n")
+
+
+def _forget_all_threads() -> None:
+    alive.clear()
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_threads)
