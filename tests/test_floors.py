@@ -35,6 +35,10 @@ FLOOR_1 = {
     "errors": set(),
     "threads": {"errors"},
     "transfer": set(),
+    "rng": {"redirect", "seeds", "torch_draws"},
+    "redirect": set(),
+    "seeds": set(),
+    "torch_draws": set(),
 }
 FLOOR_2 = {
     "loader": {"iterators"},
