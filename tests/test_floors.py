@@ -41,8 +41,9 @@ FLOOR_1 = {
     "torch_draws": set(),
 }
 FLOOR_2 = {
-    "loader": {"iterators"},
+    "loader": {"iterators", "lanes"},
     "iterators": set(),
+    "lanes": {"iterators"},
 }
 ROOFS = {"": {"loader"}, "engine": set()}  # the packages' own __init__: what they show, and nothing else
 

@@ -147,13 +147,16 @@ class ThreadedIterator(_Iterator):
     def _begin(self, loader: "StageLoader[Any]") -> None:
         """Get ready for an epoch, in the consumer's thread, without starting anything."""
         if not hasattr(self, "_pool") or self._pool.is_closed:  # closed: a start failed, or this is a forked child
-            self._pool = loader.new_pool("torchstage-fetch")
+            self._pool = self._new_pool(loader)
             self._runs = []
             self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
             self._finalizer.atexit = False  # the engine ends every thread at exit
         self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
         self._first: FirstSample | None = None
         self._is_exhausted = False
+
+    def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
+        return loader.new_pool("torchstage-fetch")
 
     def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
         """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""

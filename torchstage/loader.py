@@ -14,10 +14,12 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
+from torchstage.copies import CannotCopy
 from torchstage.engine.pipeline import Pool
 from torchstage.errors import add_note
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
+from torchstage.lanes import LaneIterator, own_copies
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -117,18 +119,36 @@ class StageLoader(DataLoader[T_co]):
 
     def _new_iterator(self) -> Any:
         context: BaseContext | None = cast(Any, self).multiprocessing_context
-        if isinstance(self.dataset, IterableDataset | MapDataPipe) or context is not None:
+        is_iterable = isinstance(self.dataset, IterableDataset)
+        is_inline = self.num_workers == 0 or is_inside_serialised()
+        if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
             return super()._get_iterator()  # torch's own iterators
         if self._guard.isolation != self.isolation:
             self._guard = Guard(self.isolation)
-        if self.num_workers == 0 or is_inside_serialised():
+        if is_iterable:
+            return self._lane_iterator()
+        if is_inline:
             return InlineIterator(self, self._guard)
         self.check_worker_number_rationality()
         return ThreadedIterator(self, self._guard)
 
-    def new_pool(self, name: str) -> Pool:
+    def _lane_iterator(self) -> Any:
+        """Lanes of this process; or, for a dataset that cannot be copied, torch's worker processes, as many."""
+        num_workers = self.num_workers
+        try:
+            own = own_copies(self)
+        except CannotCopy:
+            self.num_workers = self.lanes or num_workers
+            try:
+                return super()._get_iterator()
+            finally:
+                self.num_workers = num_workers
+        self.check_worker_number_rationality()
+        return LaneIterator(self, self._guard, own)
+
+    def new_pool(self, name: str, num_lanes: int | None = None) -> Pool:
         """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""
-        pool = Pool(self.num_workers, name)
+        pool = Pool(num_lanes or self.num_workers, name, has_lanes=num_lanes is not None)
         self._pools = [pool for pool in self._pools if not pool.has_ended]
         self._pools.append(pool)
         return pool
