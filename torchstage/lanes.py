@@ -13,17 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.utils.data._utils.worker as torch_worker
 import torch.utils.data.dataloader as torch_dataloader
 import torch.utils.data.graph_settings as torch_graph
 from torch.utils.data import IterDataPipe
 
-from torchstage import threads
+from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import CannotCopy, private_copies
 from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Admission, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
+from torchstage.errors import placed
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
 from torchstage.plan import Recipe, plain
@@ -32,10 +34,14 @@ from torchstage.transfer import pinned
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
-# torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds and shards a data pipe.
+# torch's own, which it leaves untyped: what reads batches from a dataset, what seeds and shards a data pipe, and what
+# seeds numpy in a worker.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
 _apply_random_seed: Callable[..., Any] = vars(torch_graph)["apply_random_seed"]
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
+
+
+_numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]
 
 
 class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
@@ -161,9 +167,12 @@ class LaneIterator(ThreadedIterator):
     _world_size: int
     _rank: int
 
-    def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[dict[str, Any]]) -> None:
+    def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[dict[str, Any]], epoch: int) -> None:
         self._own = own
         super().__init__(loader, guard)
+        if loader.seed is not None:
+            self._base_seed = _base_seed(loader.seed, epoch)
+        self._has_scopes = loader.sample_rng
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         own, self._own = self._own or own_copies(loader), []
@@ -197,7 +206,7 @@ class LaneIterator(ThreadedIterator):
         if isinstance(self._dataset, IterDataPipe):
             for lane in self._lanes:
                 lane.init_fn = partial(_shard_pipe, lane.init_fn, self._world_size, self._rank)
-        return partial(_set_up, self._lanes, cast(int, self._base_seed), self._shared_seed)
+        return partial(_set_up, self._lanes, cast(int, self._base_seed), self._shared_seed, self._has_scopes)
 
     def _turns(self) -> Turns:
         open_fetcher = partial(_open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
@@ -245,17 +254,33 @@ def _copied_pipe(roots: dict[str, Any]) -> dict[str, Any]:
     return {**own, "dataset": type(wrapper)(own["dataset"])}
 
 
-def _set_up(lanes: list[Lane], base_seed: int, shared_seed: int | None, number: int) -> Callable[[], None]:
+def _base_seed(seed: int, epoch: int) -> int:
+    """What the seeds of an epoch's lanes count up from, in the range that torch draws it from."""
+    return int.from_bytes(rng.Seeds(seed, epoch).digest("lanes", 0)[:8], "little") >> 1
+
+
+def _set_up(
+    lanes: list[Lane], base_seed: int, shared_seed: int | None, has_scope: bool, number: int
+) -> Callable[[], None]:
     """In a lane's thread: all that torch's worker does before it opens the dataset. An error waits for its batch."""
     lane = lanes[number]
     init_fn, lane.init_fn = lane.init_fn, None
     try:
         if shared_seed is not None:
             _seed_pipe(lane.dataset, shared_seed)
-        threads.set_up(number, len(lanes), base_seed, lane.dataset, init_fn)
+        threads.set_up(number, len(lanes), base_seed, lane.dataset, None if has_scope else init_fn)
+        if has_scope:
+            rng.enter_thread(rng.Scope.of_worker(base_seed, number, _numpy_seed(base_seed, number)))
+            if init_fn is not None:
+                init_fn(number)
     except BaseException as error:
-        lane.error = error
-    return lane.close
+        lane.error = placed(error, f"worker_init_fn({number})")
+    return partial(_tear_down, lane)
+
+
+def _tear_down(lane: Lane) -> None:
+    lane.close()
+    rng.leave_thread()
 
 
 def _seed_pipe(pipe: Any, seed: int) -> None:

@@ -87,6 +87,7 @@ class StageLoader(DataLoader[T_co]):
         self._guard = Guard(isolation)
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._num_lane_epochs = 0
         try:
             super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
                 dataset,
@@ -144,7 +145,8 @@ class StageLoader(DataLoader[T_co]):
             finally:
                 self.num_workers = num_workers
         self.check_worker_number_rationality()
-        return LaneIterator(self, self._guard, own)
+        self._num_lane_epochs += 1
+        return LaneIterator(self, self._guard, own, self._num_lane_epochs - 1)
 
     def new_pool(self, name: str, num_lanes: int | None = None) -> Pool:
         """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""
