@@ -7,6 +7,7 @@ would silently end the epoch, is wrapped.
 import operator
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -77,3 +78,15 @@ def stack_of(worker: Worker) -> str:
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
     frame = frames.get(worker.thread.ident or 0)
     return "".join(traceback.format_stack(frame)) if frame else "(it has just ended)\n"
+
+
+def warn_user(message: str) -> None:
+    """A UserWarning that points at the user's line: the nearest frame that is neither ours nor torch's DataLoader."""
+    frame, level = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
+    while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level - 1)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "torchstage" or module == "torch.utils.data.dataloader"

@@ -1,224 +1,25 @@
-"""Isolation: a dataset and its functions in, what two threads must not use at once out.
+"""Isolation: a dataset and its functions in, who may use them out: all threads, one at a time, or each its own copy.
 
-A first guard: open files, archives, sqlite, HDF5, LMDB and PyAV objects are looked for before and after the first
-sample. A dataset that holds one is used by one thread at a time.
+Looked for before and after the first sample: handles that have one position, random generators, and objects that the
+sample changes. Such a dataset is copied for each thread, as far as it has to be; where that fails, one thread at a time
+uses it, behind one lock of the process.
 
-Guarantees: the search is bounded in depth, number and time; it calls no user code; no two datasets that were found to
-hold a handle are used at the same time in this process.
+Guarantees: no user code is called; the user's own objects are left as they were before the first sample; no two
+datasets that had to be serialised are used at the same time in this process.
 """
 
-import gc
-import io
-import logging
 import os
-import sqlite3
-import sys
-import tarfile
 import threading
-import time
-import types
-import warnings
-import zipfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
-import torch
+from torchstage.changes import Snapshot
+from torchstage.copies import CannotCopy, Private, is_holder, private_copy
+from torchstage.errors import warn_user
+from torchstage.search import Graph, Search
 
-Isolation = Literal["auto", "shared", "serial"]
-ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "serial")
-
-MAX_DEPTH = 10
-MAX_OBJECTS = 4_000
-MAX_SECONDS = 0.003  # of CPU time: an epoch starts in under 5 ms
-MAX_FIRST_SECONDS = 0.05  # the first time, before and after the first sample
-NUM_DESCENDED = 16  # elements of a container that are looked into, from its front and from its end: they are alike
-MAX_FIRST_SCANNED = 2_000_000  # elements of a container whose types are looked at, the first time
-MAX_SCANNED = 20_000  # and later
-
-_IO_BASE: type = io.IOBase.__mro__[1]  # the C class below it: io's own classes are only registered with io.IOBase
-UNSAFE_TYPES: tuple[type, ...] = (_IO_BASE, tarfile.TarFile, zipfile.ZipFile, sqlite3.Connection, sqlite3.Cursor)
-UNSAFE_PACKAGES = {"h5py", "lmdb", "av", "decord"}  # any object whose class comes from there
-UNSAFE_NAMES = {"lmdb": ("Environment", "Transaction", "Cursor", "_Database")}  # classes that hide where they come from
-PLAIN: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType)
-OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
-OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
-TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A handle: how to reach it (``dataset.reader.file``) and its type."""
-
-    path: str
-    kind: str
-
-
-class Search:
-    """One search from named objects, nearest first, bounded in depth, number and CPU seconds. Calls no user code."""
-
-    def __init__(self, is_first: bool) -> None:
-        self._stop = time.thread_time() + (MAX_FIRST_SECONDS if is_first else MAX_SECONDS)
-        self._max_scanned = MAX_FIRST_SCANNED if is_first else MAX_SCANNED
-        hidden = (
-            getattr(sys.modules.get(package), name, None) for package in UNSAFE_NAMES for name in UNSAFE_NAMES[package]
-        )
-        self._is_first = is_first
-        self._known: dict[type, bool] = {}
-        self._unsafe = (*UNSAFE_TYPES, *(kind for kind in hidden if isinstance(kind, type)))
-
-    def run(self, **roots: Any) -> Found | None:
-        """The nearest handle that can be reached from the named objects; None if there is none within bounds."""
-        seen: set[int] = set()
-        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-        waiting = deque((name, root, 0) for name, root in roots.items() if root is not None)
-        while waiting and len(seen) < MAX_OBJECTS and time.thread_time() < self._stop:
-            path, value, depth = waiting.popleft()
-            if id(value) in seen or _is_a(value, *PLAIN, *OPAQUE) or any(value is one for one in standard):
-                continue
-            seen.add(id(value))
-            if self._is_handle(value):
-                return Found(path, f"{type(value).__module__}.{type(value).__qualname__}")
-            if depth < MAX_DEPTH:
-                waiting.extend((path + step, inner, depth + 1) for step, inner in self._insides(value))
-        return None
-
-    def _is_handle(self, value: Any) -> bool:
-        kind: type = cast(Any, type(value))
-        if not self._is_unsafe(kind):
-            return False
-        try:
-            return not (getattr(value, "closed", False) or (_is_a(value, zipfile.ZipFile) and value.fp is None))
-        except Exception:  # it does not know itself
-            return True
-
-    def _is_unsafe(self, kind: type) -> bool:
-        known = self._known.get(kind)
-        if known is None:
-            known = issubclass_of(kind, self._unsafe) or not _packages(kind).isdisjoint(UNSAFE_PACKAGES)
-            self._known[kind] = known
-        return known
-
-    def _holds_unsafe(self, value: Any) -> bool:
-        """Whether one of the object's own attributes is of an unsafe type: cheap enough to ask a thousand parts."""
-        return any(map(self._is_unsafe, set(map(type, _own_attributes(value).values()))))
-
-    def _insides(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """What an object holds, each with the words that lead there."""
-        if _is_a(value, partial):
-            call = cast("partial[Any]", value)
-            yield from ((".func", call.func), (".args", call.args), (".keywords", call.keywords))
-        elif _is_a(value, types.MethodType):
-            yield ".__self__", value.__self__
-            yield ".__func__", value.__func__
-        elif _is_a(value, types.FunctionType):
-            yield from self._of_function(value)
-        elif _is_a(value, *TRACED):
-            yield from ((".<held>", inner) for inner in gc.get_referents(value))
-        elif _is_a(value, list, tuple):
-            yield from self._elements(value)
-        elif _is_a(value, dict):
-            entries: list[tuple[Any, Any]] = self._snapshot(dict[Any, Any].items(value))
-            yield from self._elements([inner for _, inner in entries], [key for key, _ in entries])
-        elif _is_a(value, set, frozenset, deque):
-            yield from self._elements(self._snapshot(value))
-        if not _is_a(value, type) and _packages(cast(Any, type(value))).isdisjoint(OPAQUE_PACKAGES):
-            yield from self._attributes(value)
-
-    def _elements(self, values: Any, keys: list[Any] | None = None) -> Iterator[tuple[str, Any]]:
-        """The elements of unsafe types, and some of the others: of a long container only these are looked into."""
-        kind: Any = list if _is_a(values, list) else tuple  # its own methods: a subclass may have overridden them
-        length: int = kind.__len__(values)
-        positions = {*range(min(length, NUM_DESCENDED)), *range(max(0, length - NUM_DESCENDED), length)}
-        if length <= self._max_scanned:
-            kinds: set[type] = set(map(type, kind.__iter__(values)))
-            if any(map(self._is_unsafe, kinds)):
-                positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._is_handle(inner))
-            if length <= self._max_scanned // 20 and any(map(_has_attributes, kinds)):
-                positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._holds_unsafe(inner))
-        for position in sorted(positions):
-            try:
-                yield _step(keys[position] if keys else position), kind.__getitem__(values, position)
-            except IndexError:  # it became shorter meanwhile
-                return
-
-    def _snapshot(self, values: Iterable[Any]) -> list[Any]:
-        """As many elements as are scanned of something that another thread may be changing just now."""
-        try:
-            return list(islice(values, self._max_scanned))
-        except RuntimeError:  # it changed its size meanwhile
-            return []
-
-    def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield from ((f".{name}", inner) for name, inner in _own_attributes(value).items())
-        for cls in type(value).__mro__:
-            if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
-                continue
-            for name, inner in list(cls.__dict__.items()):
-                if _is_a(inner, types.MemberDescriptorType):  # a slot
-                    try:
-                        yield f".{name}", inner.__get__(value)
-                    except AttributeError:  # that was never set
-                        continue
-                elif (
-                    self._is_handle(inner)
-                    or _is_a(inner, dict, list, *TRACED)
-                    or (self._is_first and _is_a(inner, types.FunctionType))
-                ):
-                    yield f".{name}", inner
-
-    def _of_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                yield f".<closure>.{name}", cell.cell_contents
-            except ValueError:  # a cell that was never filled
-                continue
-        for position, default in enumerate(function.__defaults__ or ()):
-            yield f".__defaults__[{position}]", default
-        if function.__module__ and function.__module__.partition(".")[0] in ("torch", "torchvision", "numpy", "PIL"):
-            return
-        for name in function.__code__.co_names:
-            inner = function.__globals__.get(name)
-            if self._is_handle(inner) or _is_a(inner, dict, list, types.FunctionType, *TRACED):
-                yield f".<global>.{name}", inner
-
-
-def _own_attributes(value: Any) -> dict[str, Any]:
-    try:  # not getattr: that may call the user's __getattr__
-        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
-        return dict(own)
-    except AttributeError:
-        return {}
-
-
-def _has_attributes(kind: type) -> bool:
-    """Whether its instances have attributes of their own."""
-    return kind.__dictoffset__ != 0
-
-
-def _is_a(value: Any, *kinds: type) -> bool:
-    """isinstance by the true type alone: isinstance itself may ask the object for a ``__class__`` of its own making."""
-    kind: type = cast(Any, type(value))
-    return issubclass_of(kind, kinds)
-
-
-@lru_cache(maxsize=2048)  # some hundred objects are asked each epoch, of a few dozen types
-def issubclass_of(kind: type, kinds: tuple[type, ...]) -> bool:
-    """issubclass without the hooks of abstract classes."""
-    return not set(kind.__mro__).isdisjoint(kinds)
-
-
-@lru_cache(maxsize=2048)
-def _packages(kind: type) -> frozenset[str]:
-    return frozenset(cls.__module__.partition(".")[0] for cls in kind.__mro__)
-
-
-def _step(key: Any) -> str:
-    return f"[{key!r}]" if _is_a(key, *PLAIN) else "[...]"
-
+Isolation = Literal["auto", "shared", "per_thread", "serial"]
+ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "per_thread", "serial")
 
 _lock = threading.RLock()  # one for the process: two datasets may hold the same handle, or one the other's dataset
 
@@ -261,22 +62,62 @@ class Guard:
         if isolation not in ISOLATIONS:
             raise ValueError(
                 f"StageLoader: isolation must be one of {', '.join(map(repr, ISOLATIONS))}, got {isolation!r}. "
-                "Use 'auto' to let the loader look for handles that threads must not share."
+                "Use 'auto' to let the loader look for what threads must not share."
             )
         self.isolation: Isolation = isolation
         self.is_tried = isolation != "auto"  # whether a first sample was looked at already
         self.is_serial = False
+        self.changing: set[str] = set()  # paths of objects that a sample changes
+        self._trouble: str | None = None  # why it was serialised, until that was said
         if isolation == "serial":
             self._serialise()
 
-    def must_serialise(self, dataset: Any, collate_fn: Any, *, warn: bool) -> bool:
-        """Whether one thread at a time may use the dataset, as it is now. Warns once a loader, naming the handle."""
+    def privates(self, count: int, dataset: Any, collate_fn: Any, *, is_guarded: bool = True) -> list[Private]:
+        """Copies for that many threads of what they must not share, from the objects as they are now; none if they may
+        share all of it, or if it had to be serialised, which ``is_serial`` tells afterwards.
+
+        ``is_guarded=False``: only the random generators, for code that runs in the caller's own thread.
+        """
+        if self.is_serial or self.isolation == "shared" or count < 1:
+            return []
+        roots = {"dataset": dataset, "collate_fn": collate_fn}
+        is_deep = not self.is_tried or bool(self.changing) or self.isolation == "per_thread"
+        graph = Search(is_first=is_deep).run(**roots)
+        if not is_guarded:
+            graph.handles.clear()
+        dirty = self._dirty(graph) if is_guarded else set[int]()
+        if not (dirty or graph.handles or graph.generators):
+            return []
+        if not is_deep:  # a quick look found something: now look at all
+            graph = Search(is_first=True).run(**roots)
+        try:
+            return [private_copy(graph, roots, dirty) for _ in range(count)]
+        except CannotCopy as error:
+            if is_guarded:
+                self.give_up(graph, error)
+            return []
+
+    def _dirty(self, graph: Graph) -> set[int]:
+        if self.isolation == "per_thread":
+            return {id_ for id_, node in graph.nodes.items() if is_holder(node.value) and graph.is_own(id_)}
+        return {id_ for id_, node in graph.nodes.items() if node.path in self.changing}
+
+    def give_up(self, graph: Graph, error: CannotCopy) -> None:
+        found = next((found for found in graph.handles if str(error).startswith(found.path)), None)
+        what = f"{found.path} is an open {found.kind}" if found else "it holds what threads must not share"
+        self._trouble = f"{what}, which two threads must not use at once, and it cannot be copied for each ({error})"
+        self._serialise()
+
+    def begin_trial(self, dataset: Any, collate_fn: Any) -> "Trial":
+        """Remember what the objects hold, before the first sample. In the thread that waits for it."""
+        return Trial(self, dataset, collate_fn)
+
+    def must_serialise(self, dataset: Any, collate_fn: Any) -> bool:
+        """For code that runs in the caller's own thread: whether it must not run beside what is serialised."""
         if self.isolation == "auto" and not self.is_serial:
-            found = Search(is_first=not self.is_tried).run(dataset=dataset, collate_fn=collate_fn)
-            if found is not None:
+            graph = Search(is_first=not self.is_tried).run(dataset=dataset, collate_fn=collate_fn)
+            if graph.handles:
                 self._serialise()
-                if warn:
-                    self._warn(found)
         return self.is_serial
 
     def _serialise(self) -> None:
@@ -298,11 +139,51 @@ class Guard:
 
         return one_at_a_time
 
-    def _warn(self, found: Found) -> None:
-        warnings.warn(
-            f"StageLoader: {found.path} is an open {found.kind}, which two threads must not use at once, so this "
-            "dataset is used by one thread at a time. Ways out: open it inside __getitem__; or pass "
-            "isolation='shared' if it is safe to share; or multiprocessing_context='forkserver' for worker "
-            "processes with copies of their own.",
-            stacklevel=2,
-        )
+    def warn(self, *, is_heard: bool) -> None:
+        """Say once why the dataset was serialised, if it was and that is of interest."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None and is_heard:
+            warn_user(
+                f"StageLoader: {trouble}, so this dataset is used by one thread at a time. Ways out: open it inside "
+                "__getitem__; or pass isolation='shared' if it is safe to share; or "
+                "multiprocessing_context='forkserver' for worker processes with copies of their own."
+            )
+
+
+class Trial:
+    """The first sample, looked at before and after, in one thread while no other is let in."""
+
+    def __init__(self, guard: Guard, dataset: Any, collate_fn: Any) -> None:
+        self._guard = guard
+        self._roots = {"dataset": dataset, "collate_fn": collate_fn}
+        self._before = Search(is_first=True).run(**self._roots)
+        self._snapshot = Snapshot(self._before)
+
+    def judge(self, private: Private | None, *, is_alone: bool) -> Private | None:
+        """After the first sample, in its thread: what this thread uses from now on; None if it may go on sharing.
+
+        What the sample changed or opened stays with this thread; the objects that it was found in are given back what
+        they held before, so that the other threads (and the user) start from there.
+        """
+        guard, known = self._guard, {id(found.value) for found in (*self._before.handles, *self._before.generators)}
+        graph = Search(is_first=True).run(**self._roots)
+        opened = [found for found in (*graph.handles, *graph.generators) if id(found.value) not in known]
+        changed = self._snapshot.changed()
+        holders = {holder for found in opened for holder, _ in graph.nodes[id(found.value)].holders}
+        dirty = {id(node.value) for node in changed} | holders
+        if not dirty and not opened:
+            return private
+        try:
+            if not is_alone:
+                raise CannotCopy("other threads had to be let in before the first sample was there")
+            own = private_copy(graph, self._roots, dirty, moves=True)
+        except CannotCopy as error:
+            if graph.handles or is_alone:
+                guard.give_up(graph, error)
+            return private
+        self._snapshot.put_back(also=holders)
+        guard.changing.update(graph.nodes[id_].path for id_ in dirty if id_ in graph.nodes)
+        if private is not None:
+            own.generators, own.handles = private.generators, [*private.handles, *own.handles]
+            private.handles = []
+        return own

@@ -18,18 +18,18 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 
 from torchstage import threads
 from torchstage.buffers import Ring
-from torchstage.engine.parking import PERIOD_SECONDS
+from torchstage.copies import Private
+from torchstage.crew import Crew
 from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch, Nobody
 from torchstage.errors import place, placed, stack_of
 from torchstage.isolation import Guard, has_serialised
-from torchstage.plan import FirstSample, Plan, Recipe, Source, plain, trial, window
+from torchstage.plan import Plan, Recipe, Source, plain, window
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
-FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
 CLOSED = (
     "StageLoader: this iterator is closed, or belongs to the process that this one was forked from. "
     "Call iter(loader) for a new one."
@@ -45,6 +45,7 @@ def _recipe(iterator: Any, modes: threads.Modes, ring: Ring | None = None) -> Re
         pin_memory=iterator._pin_memory,
         pin_device=iterator._pin_memory_device,
         enter=modes.enter,
+        private=threads.private,
         ring=ring,
     )
 
@@ -94,7 +95,7 @@ class InlineIterator(_Iterator):
             raise RuntimeError(CLOSED)
         if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
             self._is_guarded = True
-            if self._guard.must_serialise(self._dataset, self._collate_fn, warn=False):
+            if self._guard.must_serialise(self._dataset, self._collate_fn):
                 self._plan = Plan(self._recipe, self._guard.serialised)
         try:
             indices, chain, items = self._plan.take(next(self._sampler_iter))
@@ -134,13 +135,7 @@ class ThreadedIterator(_Iterator):
         self._guard = guard
         self._in_order = loader.in_order
         self._window = partial(window, loader.prefetch_factor, self._num_workers)
-        self._set_up = partial(
-            threads.set_up,
-            num_workers=self._num_workers,
-            base_seed=self._base_seed,
-            dataset=self._dataset,
-            init_fn=loader.worker_init_fn,
-        )
+        self._set_up = partial(_set_up, self._num_workers, self._base_seed, self._dataset, loader.worker_init_fn)
         self._ring = Ring()
         self._begin(loader)
 
@@ -151,8 +146,8 @@ class ThreadedIterator(_Iterator):
             self._runs = []
             self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
             self._finalizer.atexit = False  # the engine ends every thread at exit
+            self._crew = Crew(self._pool, self._guard, self._set_up)
         self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
-        self._first: FirstSample | None = None
         self._is_exhausted = False
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
@@ -192,63 +187,22 @@ class ThreadedIterator(_Iterator):
     def _start(self) -> Run:
         """Start the threads and admit the window, inside the first ``__next__``: Lightning calls iter() too early."""
         try:
-            self._pool.start(1, self._set_up)
-            run = Run(self._pool, self._source(), self._window, self._in_order)
+            source = Source(self._sampler_iter, Plan(self._recipe, plain))
+            run = Run(self._pool, source, self._window, self._in_order)
             self._runs.append(run)
-            if self._is_serial():
-                self._plan_source.plan = Plan(self._recipe, self._guard.serialised)
-            elif self._guard.is_tried:
-                self._pool.start(self._num_workers, self._set_up)
-            else:
-                run.is_on_trial = True
-                self._first = FirstSample(run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
-                self._plan_source.plan = Plan(self._recipe, trial(self._guard, self._first))
+            self._crew.start(run, self._recipe, source.follow)
             run.fill()
         except BaseException:
             self._close(0.0)
             raise
         return run
 
-    def _source(self) -> Source:
-        self._plan_source = Source(self._sampler_iter, Plan(self._recipe, plain))
-        return self._plan_source
-
-    def _is_serial(self) -> bool:
-        return self._guard.must_serialise(self._dataset, self._collate_fn, warn=self._num_workers > 1)
-
     def _attend(self) -> float:
-        """What the consumer looks after when it is about to wait; in how many seconds it wants to be called again."""
-        first = self._first
-        if first is not None and first.is_made:
-            self._judge()
-        elif first is not None:
-            patience = first.deadline - time.monotonic()
-            if patience > 0:
-                return min(patience, PERIOD_SECONDS)
-            if self._pool.num_started < self._num_workers:  # a dataset may wait for its other threads
-                self._let_all_in()
-        return PERIOD_SECONDS
-
-    def _judge(self) -> None:
-        """Thread 0 made the first sample: let the other threads in, unless it opened what they must not share."""
-        self._first = None
-        self._guard.is_tried = True
-        is_serial = self._is_serial()
-        self._plan_source.plan = plan = Plan(self._recipe, self._guard.serialised if is_serial else plain)
-        if not is_serial:
-            self._let_all_in()
-        elif self._pool.num_started == 1:
-            self._runs[0].call_threads()
-        else:  # it took so long that they are in: what they made meanwhile may be wrong
-            self._runs[0].redo(plan.chain_like)
-
-    def _let_all_in(self) -> None:
         try:
-            self._pool.start(self._num_workers, self._set_up)
-        except BaseException:
+            return self._crew.attend()
+        except BaseException:  # a thread that it wanted to start did not
             self._close(0.0)
             raise
-        self._runs[0].call_threads()
 
     def _timed_out(self, run: Run) -> str:
         """torch's words, then what is late and the stack of the thread that is on it."""
@@ -275,6 +229,7 @@ class ThreadedIterator(_Iterator):
 
     def _close(self, wait_seconds: float) -> list[Worker]:
         self.abandon()
+        self._crew.forget()
         return self._pool.join(time.monotonic() + wait_seconds)
 
     @property
@@ -292,6 +247,17 @@ class ThreadedIterator(_Iterator):
         warn_of(self._close(CLOSE_WAIT_SECONDS))
 
     _shutdown_workers = close  # the name by which frameworks know it
+
+
+def _set_up(
+    num_workers: int,
+    base_seed: int,
+    dataset: Any,
+    init_fn: Callable[[int], None] | None,
+    number: int,
+    privates: dict[int, Private],
+) -> None:
+    threads.set_up(number, num_workers, base_seed, dataset, init_fn, privates.pop(number, None))
 
 
 def warn_of(stuck: list[Worker]) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import Subset
 
 from torchstage.buffers import Ring
 from torchstage.collate import explained
+from torchstage.copies import Private
 from torchstage.engine.pipeline import Admission
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
@@ -38,23 +39,25 @@ class Recipe:
     pin_memory: bool
     pin_device: str | None
     enter: Callable[[], None]  # prepares a thread
+    private: Callable[[], Private | None]  # what the calling thread has for its own
     ring: Ring | None = None  # memory for large batches
 
 
 class Plan:
-    """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions."""
+    """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions;
+    ``looks``: a thread that has a copy of its own of the dataset and of ``collate_fn`` uses that."""
 
-    def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function]) -> None:
+    def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function], *, looks: bool = False) -> None:
         dataset = recipe.dataset
         self._is_batched = recipe.is_batched
         self._takes_batches = recipe.is_batched and _takes_batches(dataset)
-        one: Function = partial(getitem, dataset)
-        whole: Function = one
-        if self._takes_batches:
-            whole = dataset.__getitems__
-        elif recipe.is_batched:
-            whole = partial(_each, dataset)
-        collate = wrap(explained(recipe.collate_fn, recipe.ring))
+        take: Function = _take_batch if self._takes_batches else (_take_each if recipe.is_batched else getitem)
+        one, whole = partial(getitem, dataset), partial(take, dataset)
+        collate = explained(recipe.collate_fn, recipe.ring)
+        if looks:
+            one, whole = _from_own(getitem, recipe), _from_own(take, recipe)
+            collate = _with_own(collate, recipe)
+        collate = wrap(collate)
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
         self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
         self._as_whole = Chain(
@@ -93,8 +96,35 @@ def _own(index: Any) -> Any:
     return copy.copy(cast(Any, index)) if isinstance(index, list | dict | np.ndarray) else index
 
 
-def _each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
+def _take_batch(dataset: Any, indices: Any) -> Any:
+    return dataset.__getitems__(indices)
+
+
+def _take_each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
     return [dataset[index] for index in indices]
+
+
+def _from_own(take: Function, recipe: Recipe) -> Function:
+    """``take`` from the calling thread's own dataset if it has one."""
+    dataset, private = recipe.dataset, recipe.private
+
+    def taken(index: Any) -> Any:
+        own = private()
+        return take(dataset if own is None else own.roots["dataset"], index)
+
+    return taken
+
+
+def _with_own(collate: Function, recipe: Recipe) -> Function:
+    """``collate``, or the calling thread's own copy of the user's ``collate_fn`` if it has one."""
+    collate_fn, private = recipe.collate_fn, recipe.private
+
+    def collated(samples: Any, indices: Any) -> Any:
+        own = private()
+        function = collate_fn if own is None else own.roots["collate_fn"]
+        return collate(samples, indices) if function is collate_fn else function(samples)
+
+    return collated
 
 
 def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any]) -> Any:
@@ -118,6 +148,10 @@ class Source:
         self._sampler_iter = sampler_iter
         self.plan = plan
 
+    def follow(self, plan: Plan) -> None:
+        """Take the next batches by this plan."""
+        self.plan = plan
+
     def __iter__(self) -> "Source":
         return self
 
@@ -126,12 +160,22 @@ class Source:
 
 
 class FirstSample:
-    """Tells when the first sample was made, whatever came of it: then can be seen what the dataset opened for it."""
+    """Tells when the first sample was made, whatever came of it. It is judged in its own thread, before the second."""
 
-    def __init__(self, announce: Callable[[None], None], deadline: float) -> None:
+    def __init__(self, judge: Callable[[bool], None], announce: Callable[[None], None], deadline: float) -> None:
+        self._judge = judge
         self._announce = announce
         self.deadline = deadline  # on time.monotonic's clock: how long it is waited for
         self.is_made = False
+        self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
+
+    def stop_waiting(self) -> bool:
+        """Let others in before the first sample is there. False if it is being judged at this moment."""
+        try:
+            self._claim.pop()
+        except IndexError:
+            return False
+        return True
 
     def watch(self, function: Function) -> Function:
         """``function``, watched until it returned or raised once."""
@@ -141,10 +185,16 @@ class FirstSample:
                 return function(*arguments)
             finally:
                 if not self.is_made:
-                    self.is_made = True
-                    self._announce(None)
+                    self._end()
 
         return watched
+
+    def _end(self) -> None:
+        try:
+            self._judge(self.stop_waiting())
+        finally:
+            self.is_made = True
+            self._announce(None)
 
 
 def plain(function: Function) -> Function:

@@ -28,6 +28,7 @@ import torch
 import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 
+from torchstage.copies import Private
 from torchstage.engine.segment import Worker
 from torchstage.errors import placed
 
@@ -40,6 +41,7 @@ _numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_sta
 class _ThisThread(threading.local):
     info: Callable[[], Any] | None = None
     initial_seed: int = 0
+    private: Private | None = None  # what this thread has for its own of the dataset and its functions
     modes: ExitStack | None = None
     tokens: list[tuple[contextvars.ContextVar[Any], contextvars.Token[Any]]] = []  # noqa: RUF012  # replaced, not changed
 
@@ -93,6 +95,11 @@ def worker_info(number: int, num_workers: int, seed: int, dataset: Callable[[], 
         return torch_worker.WorkerInfo(**known)
 
 
+def _own_or(shared: Callable[[], Any]) -> Callable[[], Any]:
+    """The calling thread's own dataset, if it has one."""
+    return lambda: shared() if _this_thread.private is None else _this_thread.private.roots["dataset"]
+
+
 def _weakly(dataset: Any) -> Callable[[], Any]:
     """The dataset, where it allows that without keeping it alive: an idle thread must not."""
     try:
@@ -104,6 +111,7 @@ def _weakly(dataset: Any) -> Callable[[], Any]:
 def _forget_this_thread() -> None:
     """In a child that a loader thread forked: it is nobody's loader thread."""
     _this_thread.info = None
+    _this_thread.private = None
 
 
 if hasattr(os, "register_at_fork"):
@@ -113,11 +121,29 @@ if hasattr(os, "register_at_fork"):
 # Set-up of a thread -----------------------------------------------------------------------------------------
 
 
-def set_up(number: int, num_workers: int, base_seed: int, dataset: Any, init_fn: Callable[[int], Any] | None) -> None:
-    """Make the calling thread loader thread ``number``. Raises what ``init_fn`` raises."""
+def private() -> Private | None:
+    """What the calling thread has for its own of the dataset and its functions; None if it shares them."""
+    return _this_thread.private
+
+
+def have(own: Private | None) -> None:
+    """From now on, this is the calling thread's own."""
+    _this_thread.private = own
+
+
+def set_up(
+    number: int,
+    num_workers: int,
+    base_seed: int,
+    dataset: Any,
+    init_fn: Callable[[int], Any] | None,
+    own: Private | None = None,
+) -> None:
+    """Make the calling thread loader thread ``number``, with ``own`` for its own. Raises what ``init_fn`` raises."""
     use_one_core()
+    _this_thread.private = own
     _this_thread.initial_seed = base_seed + number
-    _this_thread.info = partial(worker_info, number, num_workers, base_seed + number, _weakly(dataset))
+    _this_thread.info = partial(worker_info, number, num_workers, base_seed + number, _own_or(_weakly(dataset)))
     if init_fn is not None:
         with generators_seeded_and_restored(base_seed, number):
             try:

@@ -1,0 +1,179 @@
+"""Changes: a graph of objects in, what a sample rebinds or overwrites in them out; and put back as it was.
+
+Guarantees: calls no user code; equality is asked of plain values only; a cache that only grows is no change.
+"""
+
+import types
+import zlib
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from torchstage.search import PLAIN, Graph, Node, is_a, own_attributes, slots_of, the_deque, the_dict, the_list, the_set
+
+MAX_COMPARED = 1_000  # elements of a container that are remembered one by one; of longer ones only the number
+MAX_BYTES_COMPARED = 64 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
+MAX_BYTES_KEPT = 1024 * 1024  # of an array: a smaller one is kept, to be put back
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What one object held before the sample."""
+
+    node: Node
+    attributes: dict[str, Any]
+    content: Any  # of a container or array: a copy, its length, or its checksum
+    kept: np.ndarray[Any, Any] | None = None
+
+
+class Snapshot:
+    """What the objects of a graph hold now: attributes, elements, bytes of arrays; by reference where they can be."""
+
+    def __init__(self, graph: Graph) -> None:
+        special = {id(found.value) for found in (*graph.handles, *graph.generators)}
+        own = (
+            node
+            for id_, node in graph.nodes.items()
+            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_)
+        )
+        self._before = [_remember(node) for node in own]
+
+    def changed(self) -> list[Node]:
+        """The objects whose attributes were rebound or elements overwritten since: what threads would fight over."""
+        return [before.node for before in self._before if _has_changed(before)]
+
+    def put_back(self, also: Collection[int] = ()) -> None:
+        """Give every changed object, and those with an id in ``also``, what it held before, by its type's methods."""
+        for before in self._before:
+            if id(before.node.value) in also or _has_changed(before):
+                _restore(before)
+
+
+def _remember(node: Node) -> _Before:
+    value = node.value
+    if is_a(value, types.FunctionType):
+        return _Before(node, _cells(value), None)
+    if is_a(value, types.MethodType):
+        return _Before(node, {}, None)
+    attributes = {**own_attributes(value), **slots_of(value)}
+    if type(value) is torch.Tensor or is_a(value, np.ndarray):
+        array = _as_array(value)
+        kept = None if array is None or array.nbytes > MAX_BYTES_KEPT else array.copy()
+        return _Before(node, {}, _checksum(array), kept)
+    return _Before(node, attributes, _content(value))
+
+
+def _content(value: Any) -> Any:
+    if is_a(value, list):
+        return the_list.__len__(value) if the_list.__len__(value) > MAX_COMPARED else list(the_list.__iter__(value))
+    if is_a(value, deque):
+        return the_deque.__len__(value) if the_deque.__len__(value) > MAX_COMPARED else list(the_deque.__iter__(value))
+    if is_a(value, dict):
+        return the_dict.__len__(value) if the_dict.__len__(value) > MAX_COMPARED else list(the_dict.items(value))
+    if is_a(value, set):
+        return the_set.__len__(value) if the_set.__len__(value) > MAX_COMPARED else list(the_set.__iter__(value))
+    return None
+
+
+def _has_changed(before: _Before) -> bool:
+    value = before.node.value
+    if is_a(value, types.FunctionType):
+        return _is_rebound(before.attributes, _cells(value))
+    if type(value) is torch.Tensor or is_a(value, np.ndarray):
+        return before.content != _checksum(_as_array(value))
+    if _is_rebound(before.attributes, {**own_attributes(value), **slots_of(value)}):
+        return True
+    return before.content is not None and _is_overwritten(before.content, _content(value), value)
+
+
+def _is_rebound(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() != now.keys() or any(_is_other(old, now[name]) for name, old in before.items())
+
+
+def _is_other(old: Any, new: Any) -> bool:
+    if old is new:
+        return False
+    return not (type(old) is type(new) and is_a(old, *PLAIN) and old == new)
+
+
+def _is_overwritten(before: Any, now: Any, value: Any) -> bool:
+    """Whether an element is gone or another one. New elements alone are a cache, which threads may share."""
+    if isinstance(before, int) or isinstance(now, int):
+        return _length(now) < _length(before)
+    if is_a(value, set):
+        return not {id(inner) for inner in before} <= {id(inner) for inner in now}
+    if is_a(value, dict):
+        pairs = zip(cast(list[Any], before), cast(list[Any], now), strict=False)
+        return len(now) < len(before) or any(_is_other(a, c) or _is_other(b, d) for (a, b), (c, d) in pairs)
+    is_bounded = is_a(value, deque) and value.maxlen is not None
+    if is_bounded and len(now) != len(before):
+        return True
+    return len(now) < len(before) or any(_is_other(old, new) for old, new in zip(before, now, strict=False))
+
+
+def _length(content: Any) -> int:
+    return content if isinstance(content, int) else len(content)
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    """What the function's closure holds by name."""
+    cells: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # a cell that was never filled
+            continue
+    return cells
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """The memory of an array or CPU tensor, without a copy; None if it cannot be looked at so."""
+    try:
+        array = value.detach().numpy() if type(value) is torch.Tensor else np.asarray(value)
+        return array if array.flags.c_contiguous and not array.dtype.hasobject else None
+    except Exception:  # on a device, sparse, conjugated, of a dtype that NumPy does not know
+        return None
+
+
+def _checksum(array: np.ndarray[Any, Any] | None) -> int | None:
+    if array is None:
+        return None
+    data = array.reshape(-1).view(np.uint8)
+    step = -(-data.size // MAX_BYTES_COMPARED) if data.size else 1
+    return zlib.crc32(np.ascontiguousarray(data[::step]).tobytes())
+
+
+def _restore(before: _Before) -> None:
+    value = before.node.value
+    if is_a(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if name in before.attributes:
+                cell.cell_contents = before.attributes[name]
+        return
+    if before.kept is not None:
+        array = _as_array(value)
+        if array is not None and array.shape == before.kept.shape and array.flags.writeable:
+            array[...] = before.kept
+        return
+    for name in {**own_attributes(value), **slots_of(value)}.keys() - before.attributes.keys():
+        object.__delattr__(value, name)
+    for name, old in before.attributes.items():
+        object.__setattr__(value, name, old)
+    content = before.content
+    if not isinstance(content, list):
+        return
+    if is_a(value, list):
+        the_list.__setitem__(value, slice(None), content)
+    elif is_a(value, deque):
+        the_deque.clear(value)
+        the_deque.extend(value, content)
+    elif is_a(value, dict):
+        the_dict.clear(value)
+        the_dict.update(value, content)
+    elif is_a(value, set):
+        the_set.clear(value)
+        the_set.update(value, content)

@@ -1,0 +1,108 @@
+"""Crew: a pool, a dataset and a guard in, threads at work out, each with what it must not share.
+
+Guarantees: the first sample ever is made by thread 0 alone, and is judged before the second begins; the other threads
+come in when that says how; a crew that was let in too early has its work done again where it may be wrong.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from torchstage import threads
+from torchstage.copies import Private
+from torchstage.engine.parking import PERIOD_SECONDS
+from torchstage.engine.pipeline import Pool, Run
+from torchstage.isolation import Guard, Trial
+from torchstage.plan import FirstSample, Plan, Recipe, plain, trial
+
+FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
+
+
+class Crew:
+    """The threads of one iterator, for one epoch after another."""
+
+    def __init__(self, pool: Pool, guard: Guard, set_up: Callable[[int, dict[int, Private]], None]) -> None:
+        self._pool = pool
+        self._guard = guard
+        self._privates: dict[int, Private] = {}  # of threads that have not started yet
+        self._set_up = partial(_set_up, set_up, self._privates)
+        self._looks = False  # whether any thread has something of its own
+        self._first: FirstSample | None = None
+
+    def start(self, run: Run, recipe: Recipe, admit_by: Callable[[Plan], None]) -> None:
+        """Have threads for an epoch, in the consumer's thread. ``admit_by`` is told the plan for the next batches."""
+        self._run, self._recipe, self._admit_by = run, recipe, admit_by
+        guard = self._guard
+        self._give_own(self._pool.num_threads if guard.is_tried else 1)
+        if guard.is_tried or guard.is_serial:
+            self._call_in()
+        else:
+            own = self._privates.get(0)
+            roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn} if own is None else own.roots
+            judge = partial(_judge, guard.begin_trial(**roots))
+            self._first = FirstSample(judge, run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
+            run.is_on_trial = True
+            self._pool.start(1, self._set_up)
+            admit_by(Plan(recipe, trial(guard, self._first), looks=True))
+
+    def attend(self) -> float:
+        """What the consumer looks after when it is about to wait; in how many seconds it wants to be called again."""
+        first = self._first
+        if first is None:
+            return PERIOD_SECONDS
+        if first.is_made:
+            self._first = None
+            self._conclude()
+            return PERIOD_SECONDS
+        patience = first.deadline - time.monotonic()
+        if patience > 0:
+            return min(patience, PERIOD_SECONDS)
+        if self._pool.num_started < self._pool.num_threads and first.stop_waiting():
+            self._pool.start(self._pool.num_threads, self._set_up)  # a dataset may wait for its other threads
+            self._run.call_threads()
+        return PERIOD_SECONDS
+
+    def forget(self) -> None:
+        """Let go of what was ready for threads that will not come any more."""
+        self._privates.clear()
+
+    def _conclude(self) -> None:
+        """Thread 0 made the first sample: let the other threads in, unless it opened what they must not share."""
+        guard, was_alone = self._guard, self._pool.num_started == 1
+        guard.is_tried = True
+        self._looks = self._looks or bool(guard.changing)
+        self._give_own(self._pool.num_threads)
+        plan = self._call_in()
+        if was_alone or not guard.is_serial:
+            self._run.call_threads()
+        else:  # it took so long that they are in: what they made meanwhile may be wrong
+            self._run.redo(plan.chain_like)
+
+    def _give_own(self, end: int) -> None:
+        """Have copies ready for the threads up to ``end`` that have not started yet, if they must not share."""
+        guard, recipe = self._guard, self._recipe
+        numbers = range(self._pool.num_started, end)
+        if numbers:
+            copies = guard.privates(len(numbers), recipe.dataset, recipe.collate_fn)
+            self._privates.update(zip(numbers, copies, strict=False))
+            self._looks = self._looks or bool(copies)
+        elif not self._looks:
+            guard.must_serialise(recipe.dataset, recipe.collate_fn)
+        guard.warn(is_heard=self._pool.num_threads > 1)
+
+    def _call_in(self) -> Plan:
+        """Start the threads that may work, and have the next batches made in the way that was decided."""
+        guard = self._guard
+        plan = Plan(self._recipe, guard.serialised if guard.is_serial else plain, looks=self._looks)
+        self._admit_by(plan)
+        self._pool.start(1 if guard.is_serial else self._pool.num_threads, self._set_up)
+        return plan
+
+
+def _set_up(set_up: Callable[[int, dict[int, Private]], None], privates: dict[int, Private], number: int) -> None:
+    set_up(number, privates)
+
+
+def _judge(of_first: Trial, is_alone: bool) -> None:
+    """In the first sample's thread, right after it."""
+    threads.have(of_first.judge(threads.private(), is_alone=is_alone))
