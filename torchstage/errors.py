@@ -18,7 +18,9 @@ from torchstage.engine.ticket import Batch
 def place(batch: Batch, stage: str, slot: int | None, dataset: Any) -> str:
     """One sentence: ``stage 'fetch', dataset index 17 (cat/3.jpg), batch 2``."""
     words = [f"stage {stage!r}"]
-    if slot is not None and slot < len(batch.indices):
+    if batch.chain.lane is not None:
+        words.append(f"lane {batch.chain.lane}")
+    elif slot is not None and slot < len(batch.indices):
         index = batch.indices[slot]
         try:
             file = file_of(dataset, index)
