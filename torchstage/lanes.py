@@ -17,6 +17,7 @@ import torch.utils.data._utils.worker as torch_worker
 import torch.utils.data.dataloader as torch_dataloader
 import torch.utils.data.graph_settings as torch_graph
 from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import rng, threads
 from torchstage.collate import explained
@@ -163,6 +164,8 @@ class Turns:
 class LaneIterator(ThreadedIterator):
     """The batches of an iterable dataset, made by lanes and taken from them in turn."""
 
+    _IterableDataset_len_called: int | None
+    _num_yielded: int
     _shared_seed: int | None
     _world_size: int
     _rank: int
@@ -215,6 +218,12 @@ class LaneIterator(ThreadedIterator):
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
         chains = [_chain(reading, self._recipe, wrap) for reading in readings]
         return Turns(self._sampler_iter, readings, chains, self._num_ahead)
+
+    def __next__(self) -> Any:
+        length = self._IterableDataset_len_called
+        if length is None or self._num_yielded < length:
+            return super().__next__()
+        return _BaseDataLoaderIter.__next__(self)  # it warns of batches beyond the length that was told
 
     def _attend(self) -> float:
         return PERIOD_SECONDS
