@@ -44,7 +44,7 @@ RANDOM_OPERATORS = (
 )
 
 _C: Any = vars(torch)["_C"]  # private, and untyped where it is not
-_default = torch.default_generator
+_default: int = cast(Any, torch.default_generator)._cdata  # its address: a kernel gets another object for the same
 _key: Any = _C._parse_dispatch_key(KEY)
 _set_included: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_included
 _libraries: list[Library] = []  # the registrations last as long as these
@@ -95,7 +95,7 @@ def _in_place(draw: Callable[..., Any], current: Callable[[], Source | None]) ->
     def kernel(tensor: torch.Tensor, *arguments: Any, generator: torch.Generator | None = None) -> Any:
         _set_included(_key, False)  # or the call below would come here again
         try:
-            if (generator is None or generator is _default) and tensor.is_cpu:
+            if (generator is None or _is_default(generator)) and tensor.is_cpu:
                 source = current()
                 if source is not None:
                     generator = source.torch
@@ -114,7 +114,7 @@ def _general(operator: Any, current: Callable[[], Source | None]) -> Callable[..
         _set_included(_key, False)
         try:
             given: Any = arguments[place] if len(arguments) > place else named.get("generator")
-            source = current() if given is None or given is _default else None
+            source = current() if given is None or _is_default(given) else None
             if source is not None and _is_on_cpu((*arguments, *named.values())):
                 if len(arguments) > place:
                     arguments = (*arguments[:place], source.torch, *arguments[place + 1 :])
@@ -125,6 +125,10 @@ def _general(operator: Any, current: Callable[[], Source | None]) -> Callable[..
             _set_included(_key, True)
 
     return kernel
+
+
+def _is_default(generator: Any) -> bool:
+    return generator._cdata == _default
 
 
 def _is_on_cpu(arguments: tuple[Any, ...]) -> bool:
@@ -224,6 +228,6 @@ def _let_functions_follow(current: Callable[[], Source | None]) -> None:
     for name, code in _CODE.items():
         function: Any = getattr(torch.random, name)
         function = getattr(function, "__wrapped__", function)  # fork_rng is a context manager around it
-        copy = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
-        functions.elsewhere[name] = copy
+        as_it_was = FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
+        functions.elsewhere[name] = as_it_was
         function.__code__ = cast(FunctionType, code).__code__
