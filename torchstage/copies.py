@@ -7,6 +7,7 @@ Guarantees: calls no user code; what cannot be copied is named; the originals ar
 """
 
 import io
+import random
 import sqlite3
 import sys
 import tarfile
@@ -33,9 +34,11 @@ from torchstage.search import (
     the_list,
     the_tuple,
 )
+from torchstage.seeds import digest_of
 
 __all__ = ["CannotCopy", "Private", "private_copies", "private_copy"]
 
+SEEDED = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 MAX_HANDLES = 256  # that are opened again for one thread
 FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 CLOSED_LAST = (*FILES, sqlite3.Connection, tarfile.TarFile)  # Python warns of these when they are left open
@@ -48,7 +51,7 @@ class Private:
     worker process ends: those that were opened for it, and those that user code opened since in its copies."""
 
     roots: dict[str, Any]
-    generators: list[Any] = field(default_factory=list[Any])  # copies, in the order in which they were found
+    held: list[tuple[Any, bytes]] = field(default_factory=list[tuple[Any, bytes]])  # generators, digests of states
     handles: list[Any] = field(default_factory=list[Any])
     copies: list[Any] = field(default_factory=list[Any])
 
@@ -136,7 +139,8 @@ class _Copier:
             opened = [self._memo[key] for key in self._memo.keys() - before]
             self._private.handles.extend(inner for inner in opened if inner is not value)
         if is_generator:
-            self._private.generators.append(twin)
+            if not self._moves and is_a(value, *SEEDED):
+                self._private.held.append((twin, digest_of(value)))
         elif self._moves:
             self._private.handles.append(twin)
         return twin

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from torchstage import threads
+from torchstage import rng, threads
 from torchstage.copies import Private
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Pool, Run
+from torchstage.errors import warn_user
 from torchstage.isolation import Guard, Trial
 from torchstage.plan import FirstSample, Plan, Recipe, plain, trial
 
@@ -30,20 +31,39 @@ class Crew:
         self._first: FirstSample | None = None
 
     def start(self, run: Run, recipe: Recipe, admit_by: Callable[[Plan], None]) -> None:
-        """Have threads for an epoch, in the consumer's thread. ``admit_by`` is told the plan for the next batches."""
+        """Have threads for an epoch and batches for them, in the consumer's thread. ``admit_by`` is told the plan for
+        the next batches."""
         self._run, self._recipe, self._admit_by = run, recipe, admit_by
         guard = self._guard
         self._give_own(self._pool.num_threads if guard.is_tried else 1)
         if guard.is_tried or guard.is_serial:
             self._call_in()
+            run.fill()
         else:
-            own = self._privates.get(0)
-            roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn} if own is None else own.roots
-            judge = partial(_judge, guard.begin_trial(**roots))
-            self._first = FirstSample(judge, run.wake, time.monotonic() + FIRST_SAMPLE_SECONDS)
-            run.is_on_trial = True
-            self._pool.start(1, self._set_up)
-            admit_by(Plan(recipe, trial(guard, self._first), looks=True))
+            self._begin_trial(run)
+
+    def _begin_trial(self, run: Run) -> None:
+        """Have the first sample made. From here until it is judged this thread does nothing but wait: whatever changes
+        in the dataset meanwhile, the sample changed."""
+        own, recipe = self._privates.get(0), self._recipe
+        roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn} if own is None else own.roots
+        self._first = FirstSample(run.wake)
+        self._admit_by(Plan(recipe, trial(self._guard, self._first), looks=True))
+        run.is_on_trial = True
+        run.fill()
+        of_first = Trial(self._guard, roots)
+        self._warn_of_draws(of_first)
+        self._first.begin(partial(_judge, of_first), time.monotonic() + FIRST_SAMPLE_SECONDS)
+        self._pool.start(1, self._set_up)
+        run.call_to_first()
+
+    def _warn_of_draws(self, of_first: Trial) -> None:
+        if self._recipe.seeds is not None and (names := of_first.uncontrolled(rng.uncontrolled)):
+            warn_user(
+                f"StageLoader: {', '.join(names)} draws from the process's random generator in every thread, because "
+                "it was imported by name. Such draws depend on timing. Call it through its module, as in "
+                "numpy.random.rand(), or draw from torchstage.sample_rng()."
+            )
 
     def attend(self) -> float:
         """What the consumer looks after when it is about to wait; in how many seconds it wants to be called again."""

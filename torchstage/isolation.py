@@ -10,6 +10,7 @@ datasets that had to be serialised are used at the same time in this process.
 
 import os
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -108,10 +109,6 @@ class Guard:
         self._trouble = f"{what}, which two threads must not use at once, and it cannot be copied for each ({error})"
         self._serialise()
 
-    def begin_trial(self, dataset: Any, collate_fn: Any) -> "Trial":
-        """Remember what the objects hold, before the first sample. In the thread that waits for it."""
-        return Trial(self, dataset, collate_fn)
-
     def must_serialise(self, dataset: Any, collate_fn: Any) -> bool:
         """For code that runs in the caller's own thread: whether it must not run beside what is serialised."""
         if self.isolation == "auto" and not self.is_serial:
@@ -153,11 +150,22 @@ class Guard:
 class Trial:
     """The first sample, looked at before and after, in one thread while no other is let in."""
 
-    def __init__(self, guard: Guard, dataset: Any, collate_fn: Any) -> None:
+    def __init__(self, guard: Guard, roots: dict[str, Any]) -> None:
+        """Remember what the objects hold, before the first sample."""
         self._guard = guard
-        self._roots = {"dataset": dataset, "collate_fn": collate_fn}
+        self._roots = roots
         self._before = Search(is_first=True).run(**self._roots)
         self._snapshot = Snapshot(self._before)
+
+    def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+        """Functions that the objects' code knows by name and that draw past a sample's own generators."""
+        found: dict[str, None] = {}
+        for node in self._before.nodes.values():
+            if isinstance(node.value, types.FunctionType):
+                known = node.value.__globals__
+                own = {name: known[name] for name in node.value.__code__.co_names if name in known}
+                found.update(dict.fromkeys(f"{name!r} in {node.path}" for name in names_in(own)))
+        return list(found)
 
     def judge(self, private: Private | None, *, is_alone: bool) -> Private | None:
         """After the first sample, in its thread: what this thread uses from now on; None if it may go on sharing.
@@ -184,6 +192,6 @@ class Trial:
         self._snapshot.put_back(also=holders)
         guard.changing.update(graph.nodes[id_].path for id_ in dirty if id_ in graph.nodes)
         if private is not None:
-            own.generators, own.handles = private.generators, [*private.handles, *own.handles]
+            own.held, own.handles = private.held, [*private.handles, *own.handles]
             private.handles = []
         return own

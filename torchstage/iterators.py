@@ -9,23 +9,27 @@ to it; an error is raised in its place in the order and does not end the epoch.
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
-from torchstage import threads
+from torchstage import rng, threads
 from torchstage.buffers import Ring
 from torchstage.copies import Private
 from torchstage.crew import Crew
 from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
-from torchstage.engine.ticket import Batch, Nobody
+from torchstage.engine.ticket import Batch, Chain, Nobody
 from torchstage.errors import place, placed, stack_of
 from torchstage.isolation import Guard, has_serialised
+from torchstage.order import Places, can_repeat, samplers_of, seeds_of
 from torchstage.plan import Plan, Recipe, Source, plain, window
+from torchstage.seeds import Seeds
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -60,6 +64,7 @@ class _Iterator(_BaseDataLoaderIter):
     _collate_fn: Any
     _sampler_iter: Any
     _base_seed: Any
+    _samplers: tuple[Any, ...]  # ours
 
     def __next__(self) -> Any:
         if _is_profiled():  # torch's own marks the batch for the profiler: 20 us that nobody sees otherwise
@@ -67,6 +72,15 @@ class _Iterator(_BaseDataLoaderIter):
         data = self._next_data()
         self._num_yielded += 1
         return data
+
+    def _places(self) -> Places | None:
+        return Places(self._dataset) if can_repeat(self._samplers, self._dataset) else None
+
+
+def _seeds_of(iterator: Any, loader: "StageLoader[Any]", num_resets: int) -> Callable[[], Seeds]:
+    """Tells the seeds of an epoch when it begins: Lightning sets the sampler's epoch after ``iter()``."""
+    iterator._samplers = samplers_of(loader)
+    return partial(seeds_of, loader.seed, iterator._samplers, iterator._base_seed, num_resets, loader.num_begun)
 
 
 class InlineIterator(_Iterator):
@@ -83,7 +97,9 @@ class InlineIterator(_Iterator):
         self._is_guarded = False
         self._is_closed = self._is_exhausted = False
         self._recipe = _recipe(self, threads.Modes.of_this_thread())
-        self._plan = Plan(self._recipe, plain)
+        self._source = Source(self._sampler_iter, Plan(self._recipe, plain))
+        self._scope: rng.Scope | None = None
+        self._seeds_of = _seeds_of(self, loader, 0) if loader.seed is not None else None
         self._num_batches = 0
 
     def abandon(self) -> None:
@@ -93,15 +109,31 @@ class InlineIterator(_Iterator):
     def _next_data(self) -> Any:
         if self._is_closed and not self._is_exhausted:
             raise RuntimeError(CLOSED)
+        if self._seeds_of is not None:
+            seeds_of, self._seeds_of = self._seeds_of, None
+            self._begin_scope(seeds_of)
         if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
             self._is_guarded = True
             if self._guard.must_serialise(self._dataset, self._collate_fn):
-                self._plan = Plan(self._recipe, self._guard.serialised)
+                self._source.follow(Plan(self._recipe, self._guard.serialised, looks=self._scope is not None))
         try:
-            indices, chain, items = self._plan.take(next(self._sampler_iter))
+            indices, chain, items = next(self._source)
         except StopIteration:
             self._is_exhausted = True
             raise
+        with nullcontext() if self._scope is None else rng.drawing_from(self._scope):
+            return self._made(indices, chain, items)
+
+    def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
+        """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
+        for it, as they are for a thread."""
+        self._scope = rng.Scope()
+        own = self._guard.privates(1, self._dataset, self._collate_fn, is_guarded=False)
+        private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
+        self._recipe = replace(self._recipe, seeds=seeds_of(), private=private)
+        self._source = Source(self._sampler_iter, Plan(self._recipe, plain, looks=True), self._places())
+
+    def _made(self, indices: Sequence[Any], chain: Chain, items: Sequence[Any] | None) -> Any:
         batch = Batch(self._num_batches, indices, chain, Nobody(), items)
         self._num_batches += 1
         stage: str = chain.stage
@@ -135,7 +167,10 @@ class ThreadedIterator(_Iterator):
         self._guard = guard
         self._in_order = loader.in_order
         self._window = partial(window, loader.prefetch_factor, self._num_workers)
-        self._set_up = partial(_set_up, self._num_workers, self._base_seed, self._dataset, loader.worker_init_fn)
+        self._set_up = partial(
+            _set_up, self._num_workers, self._base_seed, self._dataset, loader.worker_init_fn, loader.sample_rng
+        )
+        self._num_resets = -1
         self._ring = Ring()
         self._begin(loader)
 
@@ -149,6 +184,8 @@ class ThreadedIterator(_Iterator):
             self._crew = Crew(self._pool, self._guard, self._set_up)
         self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
         self._is_exhausted = False
+        self._num_resets += 1
+        self._seeds_of = _seeds_of(self, loader, self._num_resets) if loader.sample_rng else None
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         return loader.new_pool("torchstage-fetch")
@@ -187,11 +224,13 @@ class ThreadedIterator(_Iterator):
     def _start(self) -> Run:
         """Start the threads and admit the window, inside the first ``__next__``: Lightning calls iter() too early."""
         try:
-            source = Source(self._sampler_iter, Plan(self._recipe, plain))
+            if self._seeds_of is not None:
+                self._recipe = replace(self._recipe, seeds=self._seeds_of())
+            places = self._places() if self._seeds_of is not None else None
+            source = Source(self._sampler_iter, Plan(self._recipe, plain), places)
             run = Run(self._pool, source, self._window, self._in_order)
             self._runs.append(run)
             self._crew.start(run, self._recipe, source.follow)
-            run.fill()
         except BaseException:
             self._close(0.0)
             raise
@@ -254,10 +293,12 @@ def _set_up(
     base_seed: int,
     dataset: Any,
     init_fn: Callable[[int], None] | None,
+    has_scope: bool,
     number: int,
     privates: dict[int, Private],
 ) -> None:
-    threads.set_up(number, num_workers, base_seed, dataset, init_fn, privates.pop(number, None))
+    own = privates.pop(number, None)
+    threads.set_up(number, num_workers, base_seed, dataset, init_fn, own, has_scope=has_scope)
 
 
 def warn_of(stuck: list[Worker]) -> None:

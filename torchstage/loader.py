@@ -6,6 +6,7 @@ the same draws from the random generators as torch's DataLoader, for every numbe
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 from multiprocessing.context import BaseContext
 from types import TracebackType
@@ -85,6 +86,7 @@ class StageLoader(DataLoader[T_co]):
         self.seed = seed
         self.sample_rng = sample_rng
         self._guard = Guard(isolation)
+        self._num_begun: Counter[int] = Counter()
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
@@ -147,6 +149,11 @@ class StageLoader(DataLoader[T_co]):
         self.check_worker_number_rationality()
         self._num_lane_epochs += 1
         return LaneIterator(self, self._guard, own, self._num_lane_epochs - 1)
+
+    @property
+    def num_begun(self) -> Counter[int]:
+        """How many epochs of each number were begun: counted on by whoever begins one."""
+        return self._num_begun
 
     def new_pool(self, name: str, num_lanes: int | None = None) -> Pool:
         """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""

@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from torchstage import rng
 from torchstage.buffers import Ring
 from torchstage.collate import explained
 from torchstage.copies import Private
 from torchstage.engine.pipeline import Admission
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
+from torchstage.order import Placed, Places
+from torchstage.seeds import Seeds
 from torchstage.transfer import pinned
 
 Function = Callable[..., Any]
@@ -40,6 +43,7 @@ class Recipe:
     pin_device: str | None
     enter: Callable[[], None]  # prepares a thread
     private: Callable[[], Private | None]  # what the calling thread has for its own
+    seeds: Seeds | None = None  # of the samples' own random generators
     ring: Ring | None = None  # memory for large batches
 
 
@@ -54,9 +58,9 @@ class Plan:
         take: Function = _take_batch if self._takes_batches else (_take_each if recipe.is_batched else getitem)
         one, whole = partial(getitem, dataset), partial(take, dataset)
         collate = explained(recipe.collate_fn, recipe.ring)
-        if looks:
-            one, whole = _from_own(getitem, recipe), _from_own(take, recipe)
-            collate = _with_own(collate, recipe)
+        if looks or recipe.seeds is not None:
+            one, whole = _taken(getitem, recipe, "sample"), _taken(take, recipe, "batch")
+            collate = _collated(collate, recipe)
         collate = wrap(collate)
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
         self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
@@ -104,23 +108,29 @@ def _take_each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
     return [dataset[index] for index in indices]
 
 
-def _from_own(take: Function, recipe: Recipe) -> Function:
-    """``take`` from the calling thread's own dataset if it has one."""
-    dataset, private = recipe.dataset, recipe.private
+def _taken(take: Function, recipe: Recipe, kind: str) -> Function:
+    """``take`` from the calling thread's own dataset if it has one, with random generators for this sample alone."""
+    dataset, private, seeds, scope = recipe.dataset, recipe.private, recipe.seeds, rng.current
 
-    def taken(index: Any) -> Any:
+    def taken(item: Any) -> Any:
         own = private()
+        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        if seeds is not None and (here := scope()) is not None:
+            here.begin(seeds, kind, index, salt, () if own is None else own.held)
         return take(dataset if own is None else own.roots["dataset"], index)
 
     return taken
 
 
-def _with_own(collate: Function, recipe: Recipe) -> Function:
-    """``collate``, or the calling thread's own copy of the user's ``collate_fn`` if it has one."""
-    collate_fn, private = recipe.collate_fn, recipe.private
+def _collated(collate: Function, recipe: Recipe) -> Function:
+    """``collate``, or the calling thread's own copy of the user's ``collate_fn`` if it has one; with random generators
+    for this batch alone."""
+    collate_fn, private, seeds, scope = recipe.collate_fn, recipe.private, recipe.seeds, rng.current
 
     def collated(samples: Any, indices: Any) -> Any:
         own = private()
+        if seeds is not None and (here := scope()) is not None:
+            here.begin(seeds, "collate", indices, getattr(indices, "salt", 0), () if own is None else own.held)
         function = collate_fn if own is None else own.roots["collate_fn"]
         return collate(samples, indices) if function is collate_fn else function(samples)
 
@@ -144,8 +154,9 @@ def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
 class Source:
     """The sampler's indices, one batch at a time, with the plan of the moment. Advanced in the consumer's thread."""
 
-    def __init__(self, sampler_iter: Iterator[Any], plan: Plan) -> None:
+    def __init__(self, sampler_iter: Iterator[Any], plan: Plan, places: Places | None = None) -> None:
         self._sampler_iter = sampler_iter
+        self._places = places  # None: each index says by itself which sample it is
         self.plan = plan
 
     def follow(self, plan: Plan) -> None:
@@ -156,18 +167,24 @@ class Source:
         return self
 
     def __next__(self) -> Admission:
-        return self.plan.take(next(self._sampler_iter))
+        indices, chain, items = self.plan.take(next(self._sampler_iter))
+        if self._places is not None:
+            indices, items = self._places.of(indices)
+        return indices, chain, items
 
 
 class FirstSample:
     """Tells when the first sample was made, whatever came of it. It is judged in its own thread, before the second."""
 
-    def __init__(self, judge: Callable[[bool], None], announce: Callable[[None], None], deadline: float) -> None:
-        self._judge = judge
+    def __init__(self, announce: Callable[[None], None]) -> None:
         self._announce = announce
-        self.deadline = deadline  # on time.monotonic's clock: how long it is waited for
         self.is_made = False
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
+
+    def begin(self, judge: Callable[[bool], None], deadline: float) -> None:
+        """Before it is made: who judges it, and until when (on time.monotonic's clock) the others are kept out."""
+        self._judge = judge
+        self.deadline = deadline
 
     def stop_waiting(self) -> bool:
         """Let others in before the first sample is there. False if it is being judged at this moment."""

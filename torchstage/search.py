@@ -50,6 +50,7 @@ _LIBRARIES = {*_STANDARD, "numpy", "torch", "PIL", *HANDLE_PACKAGES}  # whose ha
 PLAIN: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType)
 OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
 OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
+SHARED_PACKAGES = {"threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio", "weakref"}
 TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
 
 the_list: Any = list  # the types' own methods, for objects of subclasses that may have overridden them
@@ -120,7 +121,7 @@ class Search:
                 known.holders.append((holder, link))
                 continue
             is_data = is_a(value, *OPAQUE) or type(value) is np.ndarray
-            if is_a(value, *PLAIN) or any(value is one for one in everyones):
+            if is_a(value, *PLAIN) or any(value is one for one in everyones) or _is_for_sharing(value):
                 continue
             graph.nodes[id(value)] = Node(path, value, [(holder, link)])
             if is_data:
@@ -279,6 +280,12 @@ def issubclass_of(kind: type, kinds: tuple[type, ...]) -> bool:
 def packages(kind: type) -> frozenset[str]:
     """The top packages that an object's class and its bases come from."""
     return frozenset(cls.__module__.partition(".")[0] for cls in kind.__mro__)
+
+
+def _is_for_sharing(value: Any) -> bool:
+    """Whether it is a lock, queue, executor or the like: made to be used by several threads, useless when copied."""
+    kind: type = cast(Any, type(value))
+    return kind.__module__.partition(".")[0] in SHARED_PACKAGES
 
 
 def _has_attributes(kind: type) -> bool:

@@ -28,6 +28,7 @@ import torch
 import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 
+from torchstage import rng
 from torchstage.copies import Private
 from torchstage.engine.segment import Worker
 from torchstage.errors import placed
@@ -80,6 +81,8 @@ def _initial_seed() -> int:
 def install_answers() -> None:
     """Let ``get_worker_info`` and ``initial_seed`` answer in loader threads, whoever imported them and when: their
     code is replaced, not their names."""
+    if "_torchstage_answer" in torch_worker.__dict__:
+        return
     torch_worker.__dict__["_torchstage_answer"] = _answer
     torch_worker.get_worker_info.__code__ = cast(FunctionType, _get_worker_info).__code__
     torch.random.__dict__["_torchstage_answer_seed"] = _answer_seed
@@ -90,7 +93,8 @@ def worker_info(number: int, num_workers: int, seed: int, dataset: Callable[[], 
     """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
     known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset()}
     try:
-        return torch_worker.WorkerInfo(**known, worker_method="thread")
+        scope = rng.current()
+        return torch_worker.WorkerInfo(**known, worker_method="thread", rng=cast(Any, scope and scope.rng))
     except TypeError:
         return torch_worker.WorkerInfo(**known)
 
@@ -138,14 +142,19 @@ def set_up(
     dataset: Any,
     init_fn: Callable[[int], Any] | None,
     own: Private | None = None,
+    *,
+    has_scope: bool = False,
 ) -> None:
-    """Make the calling thread loader thread ``number``, with ``own`` for its own. Raises what ``init_fn`` raises."""
+    """Make the calling thread loader thread ``number``, with ``own`` for its own, and random generators too if it is to
+    have a scope. Raises what ``init_fn`` raises."""
     use_one_core()
+    if has_scope:
+        rng.enter_thread(rng.Scope.of_worker(base_seed, number, _numpy_seed(base_seed, number)))
     _this_thread.private = own
     _this_thread.initial_seed = base_seed + number
     _this_thread.info = partial(worker_info, number, num_workers, base_seed + number, _own_or(_weakly(dataset)))
     if init_fn is not None:
-        with generators_seeded_and_restored(base_seed, number):
+        with _cuda_restored() if has_scope else generators_seeded_and_restored(base_seed, number):
             try:
                 init_fn(number)
             except BaseException as error:
@@ -153,7 +162,8 @@ def set_up(
                     raise placed(error, f"worker_init_fn({number})") from error
                 placed(error, f"worker_init_fn({number})")
                 raise
-            _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called torch.manual_seed
+            if not has_scope:
+                _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called manual_seed
 
 
 @contextmanager
@@ -163,18 +173,27 @@ def generators_seeded_and_restored(base_seed: int, number: int) -> Generator[Non
     The caller sees to it that nobody draws meanwhile. CUDA's are looked after once CUDA is in use in this process.
     """
     torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     torch.default_generator.manual_seed(base_seed + number)
     random.seed(base_seed + number)
     np.random.seed(_numpy_seed(base_seed, number))
     try:
-        yield
+        with _cuda_restored():
+            yield
     finally:
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if cuda_states is not None:
-            torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextmanager
+def _cuda_restored() -> Generator[None]:
+    """CUDA's generators afterwards what they were before, once CUDA is in use in this process."""
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        if states is not None:
+            torch.cuda.set_rng_state_all(states)
 
 
 def use_one_core() -> None:

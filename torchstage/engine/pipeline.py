@@ -54,8 +54,7 @@ class Run:
         self._num_admitted = 0
         self._taken: Admission | None = None
         self._is_exhausted = False
-        self._has_called = False
-        self.is_on_trial = False  # only the first batch is worked on; ``call_threads`` ends it
+        self.is_on_trial = False  # no thread is called to what is admitted, until ``call_threads`` ends it
         self._is_short = False  # the source failed, so the window is not full
         self.is_closed = False
 
@@ -104,6 +103,12 @@ class Run:
                 self._pool.call_threads_to(again)
             else:
                 self._in_flight.add(batch)
+
+    def call_to_first(self) -> None:
+        """Call the pool's threads to the first batch alone."""
+        head = next((batch for batch in self._in_flight if batch.todo), None)
+        if head is not None:
+            self._pool.call_threads_to(head)
 
     def call_threads(self) -> None:
         """Call the pool's threads to what is in flight once more, the first batch first."""
@@ -180,8 +185,7 @@ class Run:
         self._taken = None
         if chain.lane is not None:
             self._call_lanes()
-        elif not self.is_on_trial or not self._has_called:
-            self._has_called = True
+        elif not self.is_on_trial:
             self._pool.call_threads_to(batch)
         return batch
 
