@@ -44,6 +44,8 @@ uncontrolled = redirect.uncontrolled
 
 # Scopes -----------------------------------------------------------------------------------------------------
 
+_BEFORE_ANY: tuple[Seeds, str, Any, int] = (Seeds(0, 0), "thread", None, 0)
+
 
 class Scope:
     """The random generators of one thread. Each is seeded when it is used for the first time after ``begin``."""
@@ -55,7 +57,7 @@ class Scope:
 
     def __init__(self) -> None:
         # Which sample it is. Each generator remembers for which of these objects it was seeded.
-        self._sample: tuple[Seeds, str, Any, int] = (Seeds(0, 0), "thread", None, 0)
+        self._sample = _BEFORE_ANY
         self._torch, self._python = TorchGenerator(), Random(0)
         self._legacy: RandomState | None = None  # 130 us to make
         self._numpy: np.random.Generator | None = None
@@ -154,6 +156,8 @@ class Scope:
             self._torch.seed()
         else:
             self._torch.manual_seed(seed)
+        if self._sample is _BEFORE_ANY:  # worker_init_fn, or a lane: it lasts
+            self._worker_seed = self._torch.initial_seed()
 
 
 class SampleRng:
