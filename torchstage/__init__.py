@@ -2,6 +2,7 @@
 
 from torchstage.loader import StageLoader
 from torchstage.rng import sample_rng
+from torchstage.safety import Difference, Report, check_thread_safety
 
-__all__ = ["StageLoader", "sample_rng"]
+__all__ = ["Difference", "Report", "StageLoader", "check_thread_safety", "sample_rng"]
 __version__ = "0.1.0"

@@ -6,6 +6,7 @@ else, big arrays above all, stays shared. One memo, so that a bound method and i
 Guarantees: calls no user code; what cannot be copied is named; the originals are not changed.
 """
 
+import copy
 import io
 import random
 import sqlite3
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchstage.handles import CannotCopy, close, copied_generator, copied_handle
 from torchstage.search import (
@@ -116,7 +118,7 @@ class _Copier:
     def _copy(self, value: Any) -> Any:
         id_ = id(value)
         if id_ not in self._to_copy:
-            return value
+            return _copied_iterator(value) if _is_iterator(value) else value
         if id_ not in self._memo:
             try:
                 twin = self._special_copy(value) if id_ in self._special else self._plain_copy(value)
@@ -164,6 +166,19 @@ def _left_open(copies: Iterable[Any]) -> list[Any]:
             if is_a(place[name], *CLOSED_LAST) and sys.getrefcount(place[name]) <= ONLY_ITS_PLACE:
                 found.append(place[name])
     return found
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether it is an iterator whose position lies in C or in a frame, where nothing else can be seen of it."""
+    kind = cast(Any, type(value))
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "_operator")
+
+
+def _copied_iterator(value: Any) -> Any:
+    try:
+        return copy.copy(value)
+    except TypeError as error:
+        raise CannotCopy(f"it holds a {type(value).__name__}, which cannot be copied") from error
 
 
 Copy = Callable[[Any], Any]
@@ -258,6 +273,8 @@ def _new(value: Any) -> Any:
 
 
 def _object(value: Any, copied: Copy, memo: Memo) -> Any:
+    if is_a(value, _BaseDataLoaderIter):
+        raise CannotCopy("an iterator of a DataLoader cannot be copied")
     try:
         twin: Any = object.__new__(cast(Any, type(value)))
     except TypeError as error:  # an object of a C library

@@ -105,8 +105,10 @@ class Guard:
 
     def give_up(self, graph: Graph, error: CannotCopy) -> None:
         found = next((found for found in graph.handles if str(error).startswith(found.path)), None)
-        what = f"{found.path} is an open {found.kind}" if found else "it holds what threads must not share"
-        self._trouble = f"{what}, which two threads must not use at once, and it cannot be copied for each ({error})"
+        what = "samples change what the dataset holds"
+        if found:
+            what = f"{found.path} is an open {found.kind}, which two threads must not use at once"
+        self._trouble = f"{what}, and it cannot be copied for each thread ({error})"
         self._serialise()
 
     def must_serialise(self, dataset: Any, collate_fn: Any) -> bool:
