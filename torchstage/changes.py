@@ -7,6 +7,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,6 +46,10 @@ class Snapshot:
     def changed(self) -> list[Node]:
         """The objects whose attributes were rebound or elements overwritten since: what threads would fight over."""
         return [before.node for before in self._before if _has_changed(before)]
+
+    def changed_paths(self) -> list[str]:
+        """The attributes that were rebound since, and the containers and arrays whose elements were overwritten."""
+        return [path for before in self._before if _has_changed(before) for path in _paths(before)]
 
     def put_back(self, also: Collection[int] = ()) -> None:
         """Give every changed object, and those with an id in ``also``, what it held before, by its type's methods."""
@@ -88,6 +93,14 @@ def _has_changed(before: _Before) -> bool:
     if _is_rebound(before.attributes, {**own_attributes(value), **slots_of(value)}):
         return True
     return before.content is not None and _is_overwritten(before.content, _content(value), value)
+
+
+def _paths(before: _Before) -> list[str]:
+    value = before.node.value
+    now = _cells(value) if is_a(value, types.FunctionType) else {**own_attributes(value), **slots_of(value)}
+    old, nothing = before.attributes, object()
+    names = [name for name in {**old, **now} if _is_other(old.get(name, nothing), now.get(name, nothing))]
+    return [f"{before.node.path}.{name}" for name in names] or [before.node.path]
 
 
 def _is_rebound(before: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -159,10 +172,16 @@ def _restore(before: _Before) -> None:
         if array is not None and array.shape == before.kept.shape and array.flags.writeable:
             array[...] = before.kept
         return
-    for name in {**own_attributes(value), **slots_of(value)}.keys() - before.attributes.keys():
+    slots = slots_of(value)
+    for name in slots.keys() - before.attributes.keys():
         object.__delattr__(value, name)
-    for name, old in before.attributes.items():
-        object.__setattr__(value, name, old)
+    for name in slots.keys() & before.attributes.keys():
+        object.__setattr__(value, name, before.attributes[name])
+    with suppress(AttributeError):  # it has no __dict__
+        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        for name in own.keys() - before.attributes.keys():
+            del own[name]
+        own.update({name: old for name, old in before.attributes.items() if name in own or name not in slots})
     content = before.content
     if not isinstance(content, list):
         return

@@ -6,7 +6,7 @@ is; the switch interval of the process is what it was before when the check retu
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,7 +36,8 @@ class Difference:
     def __str__(self) -> str:
         if isinstance(self.got, BaseException):
             return f"sample {self.index!r} raised {type(self.got).__name__}: {self.got}"
-        return f"sample {self.index!r}{self.where} differs: {_short(self.expected)} with one thread, {_short(self.got)}"
+        values = f"{_short(self.expected)} with one thread, {_short(self.got)} with many"
+        return f"sample {self.index!r}{self.where} differs: {values}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,7 @@ class Report:
             lines.append("Threads had better not share: " + ", ".join(self.suspects) + ".")
             lines.append("isolation='auto' gives each thread its own, or lets one thread at a time use it.")
         elif not self.is_safe:
-            lines.append(
-                "Nothing suspicious was found by looking; isolation='serial' lets one thread at a time use it."
-            )
+            lines.append("Looking found nothing suspicious; isolation='serial' lets one thread at a time use it.")
         return "\n".join(lines)
 
 
@@ -110,7 +109,7 @@ def check_thread_safety(
                 break
     after = Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
     found = [*after.handles, *after.generators]
-    suspects = dict.fromkeys([*(f.path for f in found), *(node.path for node in snapshot.changed())])
+    suspects = dict.fromkeys([*(f.path for f in found), *snapshot.changed_paths()])
     return Report(len(indices), num_threads, tuple(differences[at] for at in sorted(differences)), tuple(suspects))
 
 
@@ -149,7 +148,7 @@ def _samples(
 
 
 @contextmanager
-def _switching_often() -> Iterator[None]:
+def _switching_often() -> Generator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -185,11 +184,13 @@ def _unequal(one: Any, other: Any) -> str | None:
 
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape
+        same: bool = one.dtype == other.dtype and one.shape == other.shape
         return same and bool(((one == other) | _both_nan(one, other)).all())
     if isinstance(one, np.ndarray):
-        same = one.dtype == other.dtype and one.shape == other.shape
-        return same and one.tobytes() == other.tobytes() if one.dtype != object else same and bool((one == other).all())
+        array: Any = cast(Any, one)
+        if array.dtype != other.dtype or array.shape != other.shape:
+            return False
+        return bool((array == other).all()) if array.dtype == object else array.tobytes() == other.tobytes()
     if hasattr(one, "tobytes"):  # a picture
         return one.tobytes() == other.tobytes()
     if type(one).__eq__ is object.__eq__:  # equal only to itself: compare what it holds, where that can be seen
