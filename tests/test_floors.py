@@ -39,6 +39,7 @@ FLOOR_1 = {
     "redirect": set(),
     "seeds": set(),
     "torch_draws": set(),
+    "replicas": {"copies", "handles", "search"},
 }
 FLOOR_2 = {
     "loader": {"iterators", "lanes"},

@@ -7,13 +7,11 @@ Guarantees: the batches are DataLoader's, in its order; each lane is ahead of th
 batches and no more; a lane's dataset is read, and its iterator closed, in its own thread.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.utils.data._utils.worker as torch_worker
 import torch.utils.data.dataloader as torch_dataloader
 import torch.utils.data.graph_settings as torch_graph
 from torch.utils.data import IterDataPipe
@@ -21,28 +19,24 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 
 from torchstage import rng, threads
 from torchstage.collate import explained
-from torchstage.copies import CannotCopy, private_copies
+from torchstage.copies import Private
 from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Admission, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
-from torchstage.errors import placed
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
 from torchstage.plan import Recipe, plain
+from torchstage.replicas import replicas
 from torchstage.transfer import pinned
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
-# torch's own, which it leaves untyped: what reads batches from a dataset, what seeds and shards a data pipe, and what
-# seeds numpy in a worker.
+# torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds and shards a data pipe.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
 _apply_random_seed: Callable[..., Any] = vars(torch_graph)["apply_random_seed"]
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
-
-
-_numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]
 
 
 class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
@@ -52,11 +46,12 @@ class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
 class Lane:
     """One reader and what is its own. Used in its thread alone, once that has started."""
 
-    def __init__(self, number: int, own: dict[str, Any]) -> None:
+    def __init__(self, number: int, own: Private) -> None:
         self.number = number
-        self.dataset = own["dataset"]
-        self.collate_fn = own["collate_fn"]
-        self.init_fn: Callable[[int], Any] | None = own["worker_init_fn"]
+        self.own = own  # closes what was opened for it when it goes
+        self.dataset = own.roots["dataset"]
+        self.collate_fn = own.roots["collate_fn"]
+        self.init_fn: Callable[[int], Any] | None = own.roots["worker_init_fn"]
         self.error: BaseException | None = None  # of its set-up: it comes in the place of the first batch
         self.reading: Reading | None = None  # the latest
 
@@ -170,7 +165,7 @@ class LaneIterator(ThreadedIterator):
     _world_size: int
     _rank: int
 
-    def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[dict[str, Any]], epoch: int) -> None:
+    def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[Private], epoch: int) -> None:
         self._own = own
         super().__init__(loader, guard)
         if loader.seed is not None:
@@ -243,24 +238,21 @@ class LaneIterator(ThreadedIterator):
         self._runs = []
 
 
-def own_copies(loader: "StageLoader[Any]") -> list[dict[str, Any]]:
+def own_copies(loader: "StageLoader[Any]") -> list[Private]:
     """For each lane what is its own, as the dataset and the functions are now. Raises CannotCopy."""
     num_lanes = loader.lanes or loader.num_workers
     names = ("dataset", "collate_fn", "worker_init_fn")
     roots = {name: getattr(loader, name) for name in names}
-    if isinstance(loader.dataset, IterDataPipe):
-        return [_copied_pipe(roots) for _ in range(num_lanes)]
-    return [roots] * num_lanes if loader.isolation == "shared" else private_copies(num_lanes, **roots)
-
-
-def _copied_pipe(roots: dict[str, Any]) -> dict[str, Any]:
-    """A data pipe knows best how it is copied. DataLoader's wrapper around it would pickle it, so that goes anew."""
-    wrapper = roots["dataset"]
-    try:
-        own = copy.deepcopy({**roots, "dataset": wrapper._datapipe})
-    except Exception as error:
-        raise CannotCopy(f"dataset: {error}") from error
-    return {**own, "dataset": type(wrapper)(own["dataset"])}
+    wrapper, is_pipe = roots["dataset"], isinstance(roots["dataset"], IterDataPipe)
+    if is_pipe:  # DataLoader's wrapper around a pipe would pickle it
+        roots["dataset"] = wrapper._datapipe
+    elif loader.isolation == "shared":
+        return [Private(dict(roots)) for _ in range(num_lanes)]
+    copies = replicas(num_lanes, **roots)
+    if is_pipe:
+        for own in copies:
+            own.roots["dataset"] = type(wrapper)(own.roots["dataset"])
+    return copies
 
 
 def _base_seed(seed: int, epoch: int) -> int:
@@ -277,13 +269,9 @@ def _set_up(
     try:
         if shared_seed is not None:
             _seed_pipe(lane.dataset, shared_seed)
-        threads.set_up(number, len(lanes), base_seed, lane.dataset, None if has_scope else init_fn)
-        if has_scope:
-            rng.enter_thread(rng.Scope.of_worker(base_seed, number, _numpy_seed(base_seed, number)))
-            if init_fn is not None:
-                init_fn(number)
+        threads.set_up(number, len(lanes), base_seed, lane.dataset, init_fn, has_scope=has_scope)
     except BaseException as error:
-        lane.error = placed(error, f"worker_init_fn({number})")
+        lane.error = error
     return partial(_tear_down, lane)
 
 

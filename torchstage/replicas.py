@@ -1,19 +1,22 @@
 """Replicas: objects in, whole copies of them out, as a worker process has its own of everything.
 
-What ``copy.deepcopy`` copies is copied, by the objects' own ``__deepcopy__`` and ``__reduce_ex__``; and besides, functions
-with what they close over, open files and archives, and random generators. Shared are what cannot be changed, arrays
-mapped from a file or in shared memory, as they would be among processes, and very large ones; and locks.
+What ``copy.deepcopy`` copies is copied, by the objects' own ``__deepcopy__`` and ``__reduce_ex__``; and besides,
+functions with what they close over, open files and archives, and random generators. Shared are what does not change,
+locks, arrays that lie in a mapped file or in shared memory, as they would among processes, and very large arrays.
 
 Guarantees: one memo, so that what the objects share stays shared among their copies; the originals are not changed;
-``CannotCopy`` names what has no copy, and then nothing is left open.
+``CannotCopy`` names what has no copy.
 """
 
 import copyreg
 import mmap
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, cast
 
 import numpy as np
@@ -23,158 +26,188 @@ from torchstage.copies import Private
 from torchstage.handles import CannotCopy, copied_generator, copied_handle
 from torchstage.search import GENERATORS, HANDLES, packages
 
-MAX_ARRAY_BYTES = 64 * 1024 * 1024  # larger ones are data, too dear to copy for each reader; smaller ones may be an order
-SHARED: tuple[type, ...] = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, type, type(...), type(NotImplemented)),
-    *(types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.WrapperDescriptorType, property),
-    *(weakref.ref, torch.dtype, torch.device),
+MAX_ARRAY_BYTES = 64 * 1024 * 1024  # larger ones are data, too dear to copy; smaller ones may be an order, and shuffled
+PLAIN: frozenset[type] = frozenset(
+    (
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type, type(...), type(NotImplemented)),
+        *(types.BuiltinFunctionType, types.CodeType, property, torch.dtype, torch.device),
+    )
 )
-SHARED_PACKAGES = {"_thread", "multiprocessing", "concurrent", "asyncio", "logging"}  # locks, and what many may use
-HANDLE_PACKAGES = {"h5py", "lmdb", "av", "PIL"}
+SHARED = (type, types.ModuleType, weakref.ref, threading.Thread)
+SHARED_PACKAGES = {"_thread", "multiprocessing", "concurrent", "asyncio", "logging", "pyarrow"}  # locks, and the like
+HANDLE_PACKAGES = {"h5py", "lmdb", "av"}
+ARRAY_PACKAGES = {"numpy", "torch", "pandas"}
 
 
 def replicas(count: int, **roots: Any) -> list[Private]:
     """That many whole copies of the named objects. Raises CannotCopy."""
-    return [replica(roots) for _ in range(count)]
+    known = Known()
+    return [_replica(roots, known) for _ in range(count)]
 
 
-def replica(roots: dict[str, Any]) -> Private:
-    """One whole copy of the named objects."""
-    replicator = Replicator()
+def _replica(roots: dict[str, Any], known: "Known") -> Private:
     own = Private({})
-    try:
-        own.roots = {name: replicator.copied(root, name) for name, root in roots.items()}
-    finally:
-        own.handles = replicator.handles  # closed at once after an error
+    replicator = Replicator(own, known)
+    for name, root in roots.items():
+        try:
+            own.roots[name] = replicator.copied(root)
+        except CannotCopy as error:
+            raise CannotCopy(f"{name}{error}") from error
+        except RecursionError:
+            raise CannotCopy(f"{name} is nested too deep") from None
     return own
+
+
+@dataclass(slots=True)
+class Known:
+    """What one replica leaves to the next."""
+
+    flat: set[int] = field(default_factory=set[int])  # ids of lists whose elements need no copies
+    kept: list[Any] = field(default_factory=list[Any])  # made to be copied: no other object may get its id meanwhile
 
 
 class Replicator:
     """Makes one copy of everything that it is given, however often it meets it."""
 
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
+    def __init__(self, own: Private, known: Known) -> None:
+        self._own = own
+        self._known = known
         self._memo: dict[Any, Any] = {}
-        self._kept: list[Any] = []  # what was only made to be copied: no other object may get its id meanwhile
 
-    def copied(self, value: Any, path: str) -> Any:
-        """The one copy of this object."""
+    def copied(self, value: Any) -> Any:
+        """The one copy of this object; or itself, where copies may share it."""
         kind = cast(Any, type(value))
-        if kind in _SHARED_KINDS or id(value) in self._memo:
-            return self._memo.get(id(value), value)
+        if kind in PLAIN:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
         try:
-            twin = self._copy(value, kind, path)
-        except CannotCopy:
+            twin = self._copy(value, kind)
+        except (CannotCopy, RecursionError):
             raise
-        except RecursionError:
-            raise CannotCopy(f"{path}: it is nested too deep") from None
         except Exception as error:  # of its own methods
-            raise CannotCopy(f"{path}, a {kind.__qualname__}: {error}") from error
-        if twin is not value:
-            self._memo[id(value)] = twin
+            raise CannotCopy(f" (a {kind.__qualname__}): {error}") from error
+        self._memo[id(value)] = twin
         return twin
 
-    def _copy(self, value: Any, kind: Any, path: str) -> Any:
+    def _copy(self, value: Any, kind: Any) -> Any:
+        copier = _COPIERS.get(kind)
+        if copier is not None:
+            return copier(self, value)
         if _is_shared(value, kind):
             return value
-        for kinds, copier in _COPIERS:
-            if kind in kinds:
-                return copier(self, value, path)
         if issubclass(kind, GENERATORS):
             return copied_generator(value)
         if issubclass(kind, HANDLES) or not packages(kind).isdisjoint(HANDLE_PACKAGES):
-            return self._handle(value, path)
+            return self._handle(value, kind)
         if hasattr(kind, "__deepcopy__"):
             return value.__deepcopy__(self._memo)
-        return self._by_its_parts(value, kind, path)
+        return self._by_its_parts(value, kind)
 
-    def _handle(self, value: Any, path: str) -> Any:
+    def _inner(self, step: str, value: Any) -> Any:
+        """The copy of what another object holds, in a place that is named in messages."""
+        try:
+            return self.copied(value)
+        except CannotCopy as error:
+            raise CannotCopy(f"{step}{error}") from error
+
+    def _handle(self, value: Any, kind: Any) -> Any:
         before = set(self._memo)
         try:
-            twin = copied_handle(value, self._memo)
+            return copied_handle(value, self._memo)
         except CannotCopy as error:
-            raise CannotCopy(f"{path}: {error}") from error
+            raise CannotCopy(f" (a {kind.__qualname__}): {error}") from error
         finally:
             opened = [self._memo[key] for key in self._memo.keys() - before]
-            self.handles.extend(inner for inner in opened if inner is not value)
-        return twin
+            self._own.handles.extend(inner for inner in opened if inner is not value)
 
-    def _by_its_parts(self, value: Any, kind: Any, path: str) -> Any:
+    def _by_its_parts(self, value: Any, kind: Any) -> Any:
         """As pickle takes an object apart and puts it together again."""
         reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
         parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(parts, str):  # the name of something global
             return value
-        self._kept.append(parts)
-        make, arguments, state, items, pairs, set_state = (*parts, *[None] * 6)[:6]
-        twin = make(*(self.copied(argument, path) for argument in arguments))
+        self._known.kept.append(parts)
+        padded: Any = (*parts, None, None, None, None)
+        make, arguments, state, items, pairs, set_state = padded[:6]
+        twin = make(*map(self.copied, arguments))
         self._memo[id(value)] = twin  # its parts may lead back to it
+        self._own.copies.append(twin)
         if state is not None:
-            self._set_state(twin, self.copied(state, path), set_state)
+            self._give_state(twin, state, set_state)
         for item in items or ():
-            twin.append(self.copied(item, f"{path}[...]"))
+            twin.append(self._inner("[...]", item))
         for key, item in pairs or ():
-            twin[self.copied(key, path)] = self.copied(item, f"{path}[{key!r}]")
+            twin[self.copied(key)] = self._inner(f"[{key!r}]", item)
         return twin
 
-    @staticmethod
-    def _set_state(twin: Any, state: Any, set_state: Callable[[Any, Any], Any] | None) -> None:
-        if set_state is not None:
-            set_state(twin, state)
-        elif hasattr(twin, "__setstate__"):
-            twin.__setstate__(state)
-        else:
-            attributes, slots = state if isinstance(state, tuple) else (state, None)
-            if attributes:
-                twin.__dict__.update(cast(dict[str, Any], attributes))
-            for name, each in cast(dict[str, Any], slots or {}).items():
-                setattr(twin, name, each)
+    def _give_state(self, twin: Any, state: Any, set_state: Callable[[Any, Any], Any] | None) -> None:
+        give: Any = set_state or getattr(cast(Any, type(twin)), "__setstate__", None)  # not the user's __getattr__
+        if give is not None:
+            give(twin, self._attributes(state))
+            return
+        attributes, slots = cast(tuple[Any, Any], state if isinstance(state, tuple) else (state, None))
+        twin.__dict__.update(self._attributes(attributes or {}))
+        for name, each in self._attributes(slots or {}).items():
+            setattr(twin, name, each)
+
+    def _attributes(self, state: Any) -> Any:
+        if type(state) is not dict:
+            return self.copied(state)
+        return {name: self._inner(f".{name}", each) for name, each in cast(dict[str, Any], state).items()}
 
     # Copiers of known types ---------------------------------------------------------------------------------
 
-    def _list(self, value: Any, path: str) -> Any:
+    def _list(self, value: Any) -> Any:
+        if id(value) in self._known.flat or _are_plain(value):
+            return value[:]
         twin: list[Any] = []
         self._memo[id(value)] = twin
-        twin.extend(self.copied(each, f"{path}[{at}]") for at, each in enumerate(value))
+        for at, each in enumerate(value):
+            twin.append(self._inner(f"[{at}]", each) if type(each) not in PLAIN else each)
+        if all(map(is_, twin, value)):
+            self._known.flat.add(id(value))
         return twin
 
-    def _dict(self, value: Any, path: str) -> Any:
+    def _dict(self, value: Any) -> Any:
+        if _are_plain(value) and _are_plain(value.values()):
+            return value.copy()
         twin: dict[Any, Any] = {}
         self._memo[id(value)] = twin
         for key, each in value.items():
-            twin[self.copied(key, path)] = self.copied(each, _step(path, key))
+            twin[self.copied(key)] = self._inner(f"[{key!r}]" if type(key) in PLAIN else "[...]", each)
         return twin
 
-    def _tuple(self, value: Any, path: str) -> Any:
-        inner = [self.copied(each, f"{path}[{at}]") for at, each in enumerate(value)]
+    def _tuple(self, value: Any) -> Any:
+        if _are_plain(value):
+            return value
+        inner = tuple(self._inner(f"[{at}]", each) for at, each in enumerate(value))
         if id(value) in self._memo:  # it leads back to itself
             return self._memo[id(value)]
-        return value if all(map(_is, inner, value)) else tuple(inner)
+        return value if all(map(is_, inner, value)) else inner
 
-    def _set(self, value: Any, path: str) -> Any:
-        return type(value)(self.copied(each, path) for each in value)
+    def _set(self, value: Any) -> Any:
+        return type(value)(map(self.copied, value))
 
-    def _bytes(self, value: Any, path: str) -> Any:
-        return bytearray(value)
-
-    def _array(self, value: Any, path: str) -> Any:
+    def _array(self, value: Any) -> Any:
+        if _is_shared(value, np.ndarray):
+            return value
         twin = value.copy()
         if value.dtype.hasobject:
             self._memo[id(value)] = twin
-            twin.flat = [self.copied(each, f"{path}[...]") for each in value.flat]
+            for place in np.ndindex(value.shape):
+                twin[place] = self._inner("[...]", value[place])
         return twin
 
-    def _method(self, value: Any, path: str) -> Any:
-        return types.MethodType(self.copied(value.__func__, path), self.copied(value.__self__, f"{path}.__self__"))
+    def _method(self, value: Any) -> Any:
+        return types.MethodType(self.copied(value.__func__), self._inner(".__self__", value.__self__))
 
-    def _function(self, value: Any, path: str) -> Any:
+    def _function(self, value: Any) -> Any:
         """A function with what it closes over. Without that it is the same for all, as its module is."""
-        if not value.__closure__:
-            return value
-        cells = tuple(self.copied(cell, path) for cell in value.__closure__)
+        cells = tuple(map(self.copied, value.__closure__ or ()))
         if id(value) in self._memo:  # it closes over itself
             return self._memo[id(value)]
-        if all(map(_is, cells, value.__closure__)):
+        if not cells:
             return value
         twin: Any = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
         twin.__kwdefaults__, twin.__qualname__ = value.__kwdefaults__, value.__qualname__
@@ -182,51 +215,58 @@ class Replicator:
         twin.__dict__.update(value.__dict__)
         return twin
 
-    def _cell(self, value: Any, path: str) -> Any:
+    def _cell(self, value: Any) -> Any:
         """Functions that share a cell share its copy."""
         twin = self._memo[id(value)] = types.CellType()
         try:
             contents = value.cell_contents
         except ValueError:  # it was never filled
             return twin
-        twin.cell_contents = self.copied(contents, f"{path}.<closure>")
+        twin.cell_contents = self._inner(".<closure>", contents)
         return twin
 
 
-_COPIERS: tuple[tuple[tuple[type, ...], Callable[[Replicator, Any, str], Any]], ...] = tuple(
-    (kinds, vars(Replicator)[name])
-    for kinds, name in (
-        ((list,), "_list"),
-        ((dict,), "_dict"),
-        ((tuple,), "_tuple"),
-        ((set, frozenset), "_set"),
-        ((bytearray,), "_bytes"),
-        ((np.ndarray,), "_array"),
-        ((types.MethodType,), "_method"),
-        ((types.FunctionType,), "_function"),
-        ((types.CellType,), "_cell"),
+_COPIERS: dict[type, Callable[[Replicator, Any], Any]] = {
+    kind: vars(Replicator)[name]
+    for kind, name in (
+        (list, "_list"),
+        (dict, "_dict"),
+        (tuple, "_tuple"),
+        (set, "_set"),
+        (frozenset, "_set"),
+        (np.ndarray, "_array"),
+        (types.MethodType, "_method"),
+        (types.FunctionType, "_function"),
+        (types.CellType, "_cell"),
     )
-)
-_SHARED_KINDS = frozenset(SHARED)
+}
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
-
-
-def _step(path: str, key: Any) -> str:
-    return f"{path}[{key!r}]" if isinstance(key, str | int) else f"{path}[...]"
+def _are_plain(values: Iterable[Any]) -> bool:
+    return PLAIN.issuperset(map(type, values))
 
 
 def _is_shared(value: Any, kind: Any) -> bool:
     """Whether all copies have this very object: it does not change, or processes would share it too."""
-    if issubclass(kind, SHARED) or value in (sys.stdin, sys.stdout, sys.stderr):
-        return issubclass(kind, SHARED) and kind.__module__ in ("builtins", "torch", "weakref") or kind not in SHARED
+    if issubclass(kind, SHARED) or any(value is stream for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        return True
+    found: frozenset[str] = packages(kind)
+    if not found.isdisjoint(ARRAY_PACKAGES) and _num_bytes(value) > MAX_ARRAY_BYTES:
+        return True
     if issubclass(kind, torch.Tensor):
-        return value.is_shared() or value.nbytes > MAX_ARRAY_BYTES
+        return value.layout is torch.strided and value.is_shared()
     if issubclass(kind, np.ndarray):
-        return not value.flags.writeable or value.nbytes > MAX_ARRAY_BYTES or _is_mapped(value)
+        return not value.flags.writeable or _is_mapped(value)
     return kind.__module__.partition(".")[0] in SHARED_PACKAGES
+
+
+def _num_bytes(value: Any) -> int:
+    try:
+        if hasattr(value, "memory_usage"):  # of pandas
+            return int(np.sum(value.memory_usage()))
+        return int(getattr(value, "nbytes", 0))
+    except Exception:  # it has no such number, as a sparse tensor
+        return 0
 
 
 def _is_mapped(array: Any) -> bool:
