@@ -9,7 +9,17 @@ from importlib import import_module
 from benchmarks.loaders import Entry
 from benchmarks.probes import Metrics
 
-NAMES = ("image_folder", "more_threads", "string_index", "cheap_memory", "first_batch", "heavy_tail", "noop")
+NAMES = (
+    "image_folder",
+    "jpeg_stream",
+    "guards",
+    "more_threads",
+    "string_index",
+    "cheap_memory",
+    "first_batch",
+    "heavy_tail",
+    "noop",
+)
 
 Round = Mapping[str, Metrics]  # an entry's key -> what it measured in this round
 

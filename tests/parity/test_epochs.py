@@ -244,7 +244,7 @@ def test_a_dataset_may_keep_an_iterator_of_another_loader(make_loader: Any) -> N
             return next(inner)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is used by one thread at a time: an iterator has no copies
+        warnings.simplefilter("ignore", UserWarning)  # that one thread at a time uses it
         assert sorted(flat(make_loader(Made(40, take), batch_size=3))) == list(range(40))
 
 
