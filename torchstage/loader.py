@@ -30,19 +30,24 @@ class StageLoader(DataLoader[T_co]):
 
     Takes DataLoader's arguments, in its order and with its meanings, and yields the same batches. What differs:
 
-    - Map-style datasets: ``num_workers=N`` threads share the one dataset object and each batch, sample by sample.
-      Nothing is copied or pickled. Threads beyond the number of cores work only while the others wait for something.
+    - Map-style datasets: ``num_workers=N`` threads share the dataset and each batch, sample by sample. Nothing is
+      pickled, and nothing copied but what threads must not share (``isolation``). Threads beyond the number of cores
+      work only while the others wait for something.
+    - Each sample draws from random generators of its own, so that the number of threads changes nothing
+      (``sample_rng``).
     - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at
       most ``max(prefetch_factor, num_workers, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or
       with ``__getitems__``, ``prefetch_factor * num_workers + 1``.
-    - Iterable datasets, data pipes, and every dataset when ``multiprocessing_context`` is given, are loaded by torch's
-      own worker processes.
+    - Iterable datasets: N threads each read a copy of the dataset (``lanes``), with the batches and the random draws
+      of DataLoader's N worker processes. One that cannot be copied is read by torch's own worker processes.
+    - With an explicit ``multiprocessing_context``, every dataset is loaded by torch's own worker processes.
 
     Args:
-        isolation: who may share a map-style dataset. ``"auto"``: if the dataset, a transform or ``collate_fn`` holds an
-            open file, archive, sqlite, HDF5, LMDB or PyAV object before or after the first sample, it is used by one
-            thread at a time, with one warning that names the attribute. ``"shared"``: all threads use it; you know that
-            it is safe. ``"serial"``: one thread at a time.
+        isolation: who may share a map-style dataset. ``"auto"``: open files, archives, databases, video decoders and
+            random generators that the dataset, a transform or ``collate_fn`` holds, and objects that the first sample
+            changes, are copied for each thread; what cannot be copied is used by one thread at a time, with one warning
+            that names it. ``"shared"``: all threads use it as it is. ``"per_thread"``: each thread has copies of all
+            objects with attributes. ``"serial"``: one thread at a time. Lanes always have copies, but for ``"shared"``.
         lanes: iterable datasets: how many readers, each with its own copy of the dataset. None: ``num_workers``, as in
             DataLoader. 1: one reader whatever ``num_workers``, so that each sample comes once and only the global tail
             is dropped.

@@ -60,8 +60,8 @@ CASE = Case(
     title="What the guards cost",
     question=(
         "CPU time a sample with 2 threads. None: `isolation='shared', sample_rng=False`. Isolation: `'auto'`. "
-        "Generators: `sample_rng=True`. Both: the defaults. Copies: `isolation='per_thread'`, and generators. The images "
-        "are those of the image case; its draws are torch's."
+        "Generators: `sample_rng=True`. Both: the defaults. Copies: `isolation='per_thread'`, and generators. The "
+        "images are those of the image case; its draws are torch's."
     ),
     entries=(OURS,),
     run=run,
