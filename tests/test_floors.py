@@ -2,8 +2,8 @@
 
 | floor | may import |
 |---|---|
-| 2: loader, iterators | floors 1 and 0 |
-| 1: plan, isolation, buffers, collate, errors, threads, transfer | torch, numpy, floor 0; of each other what is drawn |
+| 2: loader, iterators, lanes, safety | floors 1 and 0 |
+| 1: plan, isolation, copies, rng, threads and the rest | torch, numpy, floor 0; of each other what is drawn |
 | 0: engine | the standard library and what is drawn inside it |
 
 A module that the table does not know fails here: whoever adds one says on which floor it stands.
@@ -28,12 +28,18 @@ ENGINE = {
     "engine.parking": set(),
 }
 FLOOR_1 = {
-    "plan": {"buffers", "collate", "isolation", "transfer"},
-    "isolation": set(),
+    "crew": {"copies", "errors", "isolation", "plan", "rng", "threads"},
+    "plan": {"buffers", "collate", "copies", "isolation", "order", "rng", "seeds", "transfer"},
+    "isolation": {"changes", "copies", "errors", "search"},
+    "changes": {"search"},
+    "copies": {"handles", "search", "seeds"},
+    "handles": {"search"},
+    "search": set(),
+    "order": {"seeds"},
     "collate": {"buffers", "errors"},
     "buffers": set(),
     "errors": set(),
-    "threads": {"errors"},
+    "threads": {"copies", "errors", "rng"},
     "transfer": set(),
     "rng": {"redirect", "seeds", "torch_draws"},
     "redirect": set(),
@@ -45,8 +51,12 @@ FLOOR_2 = {
     "loader": {"iterators", "lanes"},
     "iterators": set(),
     "lanes": {"iterators"},
+    "safety": {"loader"},
 }
-ROOFS = {"": {"loader"}, "engine": set()}  # the packages' own __init__: what they show, and nothing else
+ROOFS = {
+    "": {"loader", "rng", "safety"},
+    "engine": set(),
+}  # the packages' own __init__: what they show, and nothing else
 
 LIBRARIES = {"torch", "numpy"}  # that floors 1 and 2 may import beside the standard library
 
@@ -152,6 +162,9 @@ def test_the_drawn_edges_make_no_circle():
         ("threads", "def late():\n    from torchstage.loader import StageLoader", "threads imports torchstage.loader"),
         ("iterators", "import torchstage.loader", "iterators imports torchstage.loader"),
         ("transfer", "import PIL.Image", "transfer imports PIL"),
+        ("handles", "import h5py", "handles imports h5py"),
+        ("search", "from torchstage.copies import private_copy", "search imports torchstage.copies"),
+        ("rng", "from torchstage.threads import private", "rng imports torchstage.threads"),
         ("", "from torchstage.engine import pipeline", " imports torchstage.engine.pipeline"),
     ],
 )

@@ -1,15 +1,18 @@
-"""Isolation's search: every kind of handle is found, nothing else is, no user code is called, and it ends soon."""
+"""Isolation's search: every kind of handle and of random generator is found, and nothing else is.
+
+That it calls no user code and ends soon is told in test_isolation_search_is_harmless.py.
+"""
 
 import collections
 import functools
 import io
 import logging
+import random
 import sqlite3
 import sys
 import tarfile
 import threading
 import types
-import warnings
 import zipfile
 from contextlib import closing
 
@@ -24,7 +27,7 @@ import torchvision
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from torchstage import StageLoader
-from torchstage.isolation import Guard
+from torchstage.search import Graph, Search
 
 
 class Holder(Dataset):
@@ -40,13 +43,14 @@ class Holder(Dataset):
         return index
 
 
+def searched(dataset, collate_fn=None) -> Graph:
+    return Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
+
+
 def found(dataset, collate_fn=None) -> str | None:
-    """What the guard says it found, None if nothing."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        must_serialise = Guard("auto").must_serialise(dataset, collate_fn, warn=True)
-    assert must_serialise == bool(caught)
-    return str(caught[0].message) if caught else None
+    """The nearest handle and what it is, None if there is none."""
+    handles = searched(dataset, collate_fn).handles
+    return f"{handles[0].path} is an open {handles[0].kind}" if handles else None
 
 
 def found_in(**held) -> str | None:
@@ -128,9 +132,10 @@ OPENERS = [
 def test_a_handle_is_found(opener, tmp_path):
     handle = opener(tmp_path)
     with closing(handle):
-        message = found_in(reader=types.SimpleNamespace(handle=handle))
-    assert message is not None
-    assert message.startswith("StageLoader: dataset.reader.handle")
+        (found,) = searched(Holder(reader=types.SimpleNamespace(handle=handle))).handles
+    assert found.path == "dataset.reader.handle"
+    assert found.value is handle
+    assert found.kind == f"{type(handle).__module__}.{type(handle).__qualname__}"
 
 
 def test_parts_of_an_hdf5_file_and_of_a_video_count_as_well(tmp_path):
@@ -168,27 +173,32 @@ def test_a_closed_archive_is_no_handle(opener, tmp_path):
     assert found_in(archive=archive) is None
 
 
-def test_frames_of_a_video_are_decoded_right_behind_the_guard(tmp_path):
-    """Opened for the first sample; four threads; each sample seeks and decodes on the one container."""
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_frames_of_a_video_are_decoded_right_from_a_container_for_each_thread(is_lazy, tmp_path):
+    """Two threads; each sample seeks and decodes on one container, which was opened before or for the first sample."""
+    make_video(tmp_path / "video.mp4")
 
     class Frames(Holder):
         container = None
 
         def __getitem__(self, index):
             if self.container is None:
-                make_video(tmp_path / "video.mp4")
                 self.container = av.open(str(tmp_path / "video.mp4"))
             self.container.seek(0)
             frames = list(self.container.decode(video=0))
             return int(frames[index % 4].to_ndarray(format="gray").mean()) // 40
 
     dataset = Frames()
+    if not is_lazy:
+        dataset.container = av.open(str(tmp_path / "video.mp4"))
     loader = StageLoader(dataset, batch_size=2, num_workers=2)
-    with pytest.warns(UserWarning, match=r"dataset\.container is an open av\."):
-        shades = [shade for batch in loader for shade in batch.tolist()]
+    shades = [shade for batch in loader for shade in batch.tolist()]
     assert shades == shades[:4] * 2
     assert len(set(shades[:4])) > 1
-    dataset.container.close()
+    if is_lazy:
+        assert dataset.container is None
+    else:
+        dataset.container.close()
 
 
 # Where it may be held --------------------------------------------------------------------------------------
@@ -237,9 +247,7 @@ class OnTheClass(Holder):
     ],
 )
 def test_a_handle_is_found_wherever_it_is_held(words, hide):
-    message = found_in(**hide(io.BytesIO()))
-    assert message is not None
-    assert message.startswith(f"StageLoader: {words} is an open _io.BytesIO")
+    assert found_in(**hide(io.BytesIO())) == f"{words} is an open _io.BytesIO"
 
 
 @pytest.mark.parametrize(
@@ -253,15 +261,67 @@ def test_a_handle_is_found_wherever_it_is_held(words, hide):
     ],
 )
 def test_a_handle_of_a_class_or_a_module_is_found(words, dataset, collate_fn):
-    message = found(dataset, collate_fn)
-    assert message is not None
-    assert message.startswith(f"StageLoader: {words} is an open _io.BytesIO")
+    assert found(dataset, collate_fn) == f"{words} is an open _io.BytesIO"
 
 
-def test_the_nearest_handle_is_named():
-    message = found_in(far=[[[io.BytesIO()]]], near=io.BytesIO())
-    assert message is not None
-    assert message.startswith("StageLoader: dataset.near is")
+def test_what_belongs_to_one_dataset_alone_is_told_from_what_is_everyones():
+    """Only what is its own can be copied for a thread."""
+    own, of_function, of_class = io.BytesIO(), io.BytesIO(), OnTheClass.file
+    dataset = OnTheClass(own=own, function=lambda file=of_function: file, reads=reads_a_global)
+    graph = searched(dataset)
+    assert {id(found.value) for found in graph.handles} == {*map(id, (own, of_function, of_class, GLOBAL_FILE))}
+    assert [graph.is_own(id(file)) for file in (own, of_function, of_class, GLOBAL_FILE)] == [True, True, False, False]
+
+
+def test_all_holders_of_a_shared_object_are_known():
+    """A copy of it has to be put into the copies of all of them."""
+    shared = Holder()
+    one, other = [shared], {"key": shared}
+    graph = searched(Holder(one=one, other=other, itself=shared))
+    assert {holder for holder, _ in graph.nodes[id(shared)].holders} >= {id(one), id(other)}
+    assert len(graph.nodes[id(shared)].holders) == 3
+
+
+def test_the_nearest_handle_comes_first():
+    far, near = io.BytesIO(), io.BytesIO()
+    graph = searched(Holder(far=[[[far]]], near=near))
+    assert [found.value for found in graph.handles] == [near, far]
+    assert [found.path for found in graph.handles] == ["dataset.near", "dataset.far[0][0][0]"]
+
+
+# Random generators -----------------------------------------------------------------------------------------
+
+
+class Dice(random.Random):
+    """A user's own."""
+
+
+GENERATORS = {
+    "numpy's generator": lambda: np.random.default_rng(0),
+    "numpy's old generator": lambda: np.random.RandomState(0),
+    "a bit generator": lambda: np.random.PCG64(0),
+    "Python's": lambda: random.Random(0),
+    "a user's": lambda: Dice(0),
+    "torch's": torch.Generator,
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_is_found_and_is_no_handle(name):
+    generator = GENERATORS[name]()
+    graph = searched(Holder(transform=types.SimpleNamespace(rng=generator)))
+    assert [(found.path, found.value) for found in graph.generators] == [("dataset.transform.rng", generator)]
+    assert graph.handles == []
+
+
+@pytest.mark.parametrize(
+    "generator", [torch.default_generator, random._inst, np.random.mtrand._rand], ids=["torch", "random", "numpy"]
+)
+def test_the_process_s_own_generators_are_nobodys(generator):
+    """Whoever draws from them is sent to the generators of the sample."""
+    graph = searched(Holder(generator=generator))
+    assert graph.generators == []
+    assert id(generator) not in graph.nodes
 
 
 # What is no handle -----------------------------------------------------------------------------------------
@@ -329,3 +389,8 @@ def test_a_dataset_of_images_is_shared_in_silence(tmp_path):
     (image, label), *_ = StageLoader(dataset, num_workers=2)
     assert image.shape == (1, 3, 2, 2)
     assert label.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS.keys() - {"a generator", "a random state"}))
+def test_no_generator_is_seen_in(name, tmp_path):
+    assert searched(Holder(held=HARMLESS[name](tmp_path))).generators == []

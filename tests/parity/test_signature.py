@@ -125,15 +125,41 @@ def test_without_batching_there_is_no_batch_sampler(loader_class: type[DataLoade
     assert loader.collate_fn is torch.utils.data.default_convert
 
 
-def test_our_own_argument_is_an_attribute_too() -> None:
-    assert StageLoader(Indices(5)).isolation == "auto"
-    assert StageLoader(Indices(5), isolation="serial").isolation == "serial"
+OUR_DEFAULTS = {"lanes": None, "isolation": "auto", "seed": None, "sample_rng": True}
+OUR_VALUES = {"lanes": 3, "isolation": "serial", "seed": 5, "sample_rng": False}
+
+
+def test_our_own_arguments_are_these_with_these_defaults() -> None:
+    assert {name: OUR_PARAMETERS[name].default for name in OURS_ALONE} == OUR_DEFAULTS
+
+
+@pytest.mark.parametrize("name", OUR_DEFAULTS)
+def test_our_own_argument_is_an_attribute_too(name: str) -> None:
+    assert getattr(StageLoader(Indices(5)), name) == OUR_DEFAULTS[name]
+    assert getattr(StageLoader(Indices(5), **{name: OUR_VALUES[name]}), name) == OUR_VALUES[name]
 
 
 def test_our_own_arguments_are_found_by_frameworks() -> None:
     """Lightning rebuilds a loader from ``vars(loader)``: what is not there is lost without a word."""
-    assert {name: vars(StageLoader(Indices(5)))[name] for name in OURS_ALONE} == {"isolation": "auto"}
-    assert vars(StageLoader(Indices(5), isolation="serial"))["isolation"] == "serial"
+    assert {name: vars(StageLoader(Indices(5)))[name] for name in OURS_ALONE} == OUR_DEFAULTS
+    assert {name: vars(StageLoader(Indices(5), **OUR_VALUES))[name] for name in OURS_ALONE} == OUR_VALUES
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 1.5, "2", True])
+def test_lanes_are_counted_from_one(lanes: Any) -> None:
+    with pytest.raises(ValueError, match="lanes must be a positive integer or None, got"):
+        StageLoader(Indices(5), lanes=lanes)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 0.0, "5", False])
+def test_a_seed_fits_into_63_bits(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be an integer from 0 to"):
+        StageLoader(Indices(5), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_the_smallest_and_the_largest_seed_are_fine(seed: int) -> None:
+    assert lists(StageLoader(Indices(3), batch_size=2, num_workers=2, seed=seed)) == [[0, 1], [2]]
 
 
 @on_both
