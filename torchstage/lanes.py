@@ -171,6 +171,8 @@ class LaneIterator(ThreadedIterator):
         if loader.seed is not None:
             self._base_seed = _base_seed(loader.seed, epoch)
         self._has_scopes = loader.sample_rng
+        self._first_shared_seed = self._shared_seed
+        cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # as torch does, which draws another one here
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         own, self._own = self._own or own_copies(loader), []
@@ -204,7 +206,7 @@ class LaneIterator(ThreadedIterator):
         if isinstance(self._dataset, IterDataPipe):
             for lane in self._lanes:
                 lane.init_fn = partial(_shard_pipe, lane.init_fn, self._world_size, self._rank)
-        return partial(_set_up, self._lanes, cast(int, self._base_seed), self._shared_seed, self._has_scopes)
+        return partial(_set_up, self._lanes, cast(int, self._base_seed), self._first_shared_seed, self._has_scopes)
 
     def _turns(self) -> Turns:
         open_fetcher = partial(_open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
