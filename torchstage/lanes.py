@@ -172,7 +172,7 @@ class LaneIterator(ThreadedIterator):
             self._base_seed = _base_seed(loader.seed, epoch)
         self._has_scopes = loader.sample_rng
         self._first_shared_seed = self._shared_seed
-        cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # as torch does, which draws another one here
+        cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # torch's own draws another one here, too
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         own, self._own = self._own or own_copies(loader), []
