@@ -147,7 +147,8 @@ class Replicator:
             give(twin, self._attributes(state))
             return
         attributes, slots = cast(tuple[Any, Any], state if isinstance(state, tuple) else (state, None))
-        twin.__dict__.update(self._attributes(attributes or {}))
+        if attributes:
+            twin.__dict__.update(self._attributes(attributes))
         for name, each in self._attributes(slots or {}).items():
             setattr(twin, name, each)
 
