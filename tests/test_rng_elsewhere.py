@@ -98,7 +98,7 @@ def test_generators_of_the_users_own_are_left_alone(scope):
 
 def test_functions_are_copied_and_pickled_as_before():
     rng.install()
-    for function in (random.random, random.gauss, np.random.rand, np.random.seed, torch.manual_seed):
+    for function in (random.random, random.gauss, np.random.rand, np.random.seed, torch.get_rng_state):
         assert callable(pickle.loads(pickle.dumps(function)))
         assert callable(copy.deepcopy(function))
     assert type(copy.deepcopy(random.random).__self__) is random.Random  # a generator of its own, as it always was

@@ -59,7 +59,8 @@ def checkpointed(leaf):
 def on_meta():
     with torch.device("meta"):
         torch.rand(3), torch.ones(3).uniform_()
-    torch.rand(3, device="meta")
+    torch.rand(3, device="meta"), torch.randperm(3, device="meta"), torch.normal(0.0, 1.0, (3,), device="meta")
+    torch.bernoulli(x.to("meta")), torch.multinomial(x.to("meta"), 2)
     return torch.rand(3)
 
 
@@ -312,6 +313,7 @@ def test_threads_of_torchs_own_draw_from_the_process(worker):
 def test_draws_on_a_gpu_are_left_alone(worker):
     state, own = torch.cuda.get_rng_state(), worker.torch.get_state()
     made = torch.rand(3, device="cuda"), torch.ones(3, device="cuda").uniform_(), torch.randperm(9, device="cuda")
+    torch.normal(0.0, 1.0, (3,), device="cuda")
     torch.manual_seed(5), torch.seed()
     torch.cuda.set_rng_state(state)
     again = torch.rand(3, device="cuda"), torch.ones(3, device="cuda").uniform_(), torch.randperm(9, device="cuda")

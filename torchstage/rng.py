@@ -202,12 +202,20 @@ def current() -> Scope | None:
     return _this_thread.scope
 
 
+def _own_torch() -> TorchGenerator | None:
+    """``current().torch``, asked for each draw."""
+    scope = _this_thread.scope
+    if scope is None:
+        return None
+    return scope._torch if scope._torch_at is scope._sample else scope.torch  # pyright: ignore[reportPrivateUsage]
+
+
 def install() -> None:
     """Let scopes take effect. Threads without one notice nothing."""
     global _is_installed
     if not _is_installed:
         _is_installed = True
-        torch_draws.install(current)
+        torch_draws.install(current, _own_torch)
         redirect.install(current)
 
 

@@ -60,34 +60,48 @@ class Source(Protocol):
     def seed_torch(self, seed: int | None) -> None: ...
 
 
+Own = Callable[[], torch.Generator | None]  # None: the thread draws from the process's generator after all
+
+
 def divert(is_on: bool) -> None:
     """From now on the calling thread's draws come from its own generator, or again from the process's."""
     _set_included(_key, is_on)
 
 
-def install(current: Callable[[], Source | None]) -> None:
-    """Make it possible to divert threads. ``current()`` is the source of the calling thread, if it has one."""
+def install(current: Callable[[], Source | None], own: Own) -> None:
+    """Make it possible to divert threads.
+
+    Args:
+        current: answers with the source of the calling thread, if it has one.
+        own: the same source's generator, by the shortest way: it is asked for each draw.
+    """
     fallback: Any = Library("_", "IMPL")
     fallback.fallback(fallthrough_kernel, KEY)
     kernels: Any = Library("aten", "IMPL", KEY)
     for name in RANDOM_OPERATORS:
         packet: Any = getattr(torch.ops.aten, name)
         for operator in (getattr(packet, overload) for overload in packet.overloads()):
-            if any(argument.name == "generator" for argument in operator._schema.arguments):
-                kernels.impl(operator, _kernel(operator, name, current), KEY)
+            if _takes_generator(operator):
+                kernels.impl(operator, _kernel(operator, name, own), KEY)
     _libraries.extend((fallback, kernels))
     _let_functions_follow(current)
+
+
+def _takes_generator(operator: Any) -> bool:
+    """And a tensor, which says on which device it draws: those that take none make one, and fill it by another call."""
+    arguments = operator._schema.arguments
+    return any(a.name == "generator" for a in arguments) and any(str(a.type) == "Tensor" for a in arguments)
 
 
 # Operators --------------------------------------------------------------------------------------------------
 
 
-def _kernel(operator: Any, name: str, current: Callable[[], Source | None]) -> Callable[..., Any]:
+def _kernel(operator: Any, name: str, own: Own) -> Callable[..., Any]:
     method = getattr(_C.TensorBase, name, None) if name.endswith("_") else None
-    return _in_place(method, current) if method is not None else _general(operator, current)
+    return _in_place(method, own) if method is not None else _general(operator, own)
 
 
-def _in_place(draw: Callable[..., Any], current: Callable[[], Source | None]) -> Callable[..., Any]:
+def _in_place(draw: Callable[..., Any], own: Own) -> Callable[..., Any]:
     """Kernel of an operator that fills a tensor: nearly all draws end here, so it takes the shortest way, the method
     of Tensor that has just been called. A call by operator costs 2 us more, 30 us while its code is not in the cache.
     """
@@ -96,9 +110,7 @@ def _in_place(draw: Callable[..., Any], current: Callable[[], Source | None]) ->
         _set_included(_key, False)  # or the call below would come here again
         try:
             if (generator is None or _is_default(generator)) and tensor.is_cpu:
-                source = current()
-                if source is not None:
-                    generator = source.torch
+                generator = own()
             return draw(tensor, *arguments, generator=generator)
         finally:
             _set_included(_key, True)
@@ -106,7 +118,7 @@ def _in_place(draw: Callable[..., Any], current: Callable[[], Source | None]) ->
     return kernel
 
 
-def _general(operator: Any, current: Callable[[], Source | None]) -> Callable[..., Any]:
+def _general(operator: Any, own: Own) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
     place = names.index("generator")
 
@@ -114,12 +126,8 @@ def _general(operator: Any, current: Callable[[], Source | None]) -> Callable[..
         _set_included(_key, False)
         try:
             given: Any = arguments[place] if len(arguments) > place else named.get("generator")
-            source = current() if given is None or _is_default(given) else None
-            if source is not None and _is_on_cpu((*arguments, *named.values())):
-                if len(arguments) > place:
-                    arguments = (*arguments[:place], source.torch, *arguments[place + 1 :])
-                else:
-                    named["generator"] = source.torch
+            if (given is None or _is_default(given)) and _is_on_cpu((*arguments, *named.values())):
+                arguments, named["generator"] = arguments[:place], own()
             return operator(*arguments, **named)
         finally:
             _set_included(_key, True)
