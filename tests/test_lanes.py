@@ -87,7 +87,8 @@ ARGUMENTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_batches_are_those_of_dataloader_and_in_its_order(name: str, num_workers: int) -> None:
-    for arguments in ARGUMENTS if num_workers == 2 else random.Random(name + str(num_workers)).sample(ARGUMENTS, 3):
+    some = random.Random(name + str(num_workers)).sample(ARGUMENTS, 2)  # a DataLoader takes 0.1 s
+    for arguments in ARGUMENTS if (name, num_workers) == ("uneven shards", 3) else some:
         same_of_both(lambda c: story(c(DATASETS[name], num_workers=num_workers, **arguments)), str(arguments))  # noqa: B023
 
 
@@ -295,7 +296,7 @@ def seed_anew(number: int) -> None:
 @pytest.mark.parametrize("init_fn", [None, draw_before, seed_anew])
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_the_draws_are_those_of_the_worker_of_the_same_number(init_fn: Any, persistent_workers: bool) -> None:
-    """In the dataset and in ``collate_fn``, over two epochs; and this process draws afterwards as if nothing were drawn."""
+    """In the dataset and in ``collate_fn``, over two epochs; and this process's own draws are what they would be."""
 
     def collate(samples: list[Any]) -> Any:
         return samples, draw()
@@ -503,7 +504,10 @@ def test_an_error_of_a_lane_s_start_comes_with_its_first_batch(where: str) -> No
                 events.append(error)
         return kinds(events)
 
-    assert same_of_both(body) == [0, ("ValueError", True), 1]
+    events = (
+        same_of_both(body) if where == "__iter__" else body(StageLoader)
+    )  # DataLoader takes 5 s to end such a worker
+    assert events == [0, ("ValueError", True), 1]
     events = story(StageLoader(dataset, batch_size=None, num_workers=2, worker_init_fn=init_fn))
     assert kinds(events) == [0, ("ValueError", True), 1]
     assert where == "__iter__" or "worker_init_fn(1)" in str(events[1].__notes__)

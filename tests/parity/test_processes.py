@@ -1,4 +1,4 @@
-"""Processes: iterable datasets, data pipes and a given multiprocessing_context run on torch's own workers."""
+"""Workers: iterable datasets and data pipes, in threads too; and a given multiprocessing_context means processes."""
 
 import multiprocessing
 import os
@@ -94,7 +94,7 @@ def test_an_error_of_an_iterable_dataset_has_torch_s_type(make_loader: Any) -> N
 
 @pytest.mark.parametrize("kind", ["map", "iterable"])
 @on_inline_and_workers
-def test_data_pipes_are_torch_s_own(make_loader: Any, kind: str) -> None:
+def test_data_pipes_give_each_sample_once(make_loader: Any, kind: str) -> None:
     pipe: Any = torch.utils.data.datapipes.map.SequenceWrapper(range(6)).map(str)
     if kind == "iterable":
         pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(6)).map(str).sharding_filter()
