@@ -3,22 +3,36 @@
 Guarantees: calls no user code; equality is asked of plain values only; a cache that only grows is no change.
 """
 
+import time
 import types
 import zlib
 from collections import deque
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from torchstage.search import PLAIN, Graph, Node, is_a, own_attributes, slots_of, the_deque, the_dict, the_list, the_set
+from torchstage.looking import (
+    cells_of,
+    dict_of,
+    is_a,
+    is_plain,
+    maxlen_of,
+    own_attributes,
+    slots_of,
+    the_deque,
+    the_dict,
+    the_list,
+    the_set,
+)
+from torchstage.search import Graph, Node
 
 MAX_COMPARED = 1_000  # elements of a container that are remembered one by one; of longer ones only the number
 MAX_BYTES_COMPARED = 64 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
-MAX_BYTES_KEPT = 1024 * 1024  # of an array: a smaller one is kept, to be put back
+MAX_BYTES_KEPT = 4 * 1024 * 1024  # of all arrays together: as far as it goes, they are kept, to be put back
+MAX_SECONDS = 0.05  # of CPU time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +46,23 @@ class _Before:
 
 
 class Snapshot:
-    """What the objects of a graph hold now: attributes, elements, bytes of arrays; by reference where they can be."""
+    """What the objects of a graph hold now: attributes, elements, bytes of arrays; by reference where they can be.
+
+    Bounded in CPU time and in bytes kept: what lies beyond is not compared.
+    """
 
     def __init__(self, graph: Graph) -> None:
         special = {id(found.value) for found in (*graph.handles, *graph.generators)}
-        own = (
-            node
-            for id_, node in graph.nodes.items()
-            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_)
-        )
-        self._before = [_remember(node) for node in own]
+        stop = time.thread_time() + MAX_SECONDS
+        left = MAX_BYTES_KEPT
+        self._before: list[_Before] = []
+        for id_, node in graph.nodes.items():
+            if time.thread_time() > stop:
+                break
+            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_):
+                before = _remember(node, left)
+                left -= 0 if before.kept is None else before.kept.nbytes
+                self._before.append(before)
 
     def changed(self) -> list[Node]:
         """The objects whose attributes were rebound or elements overwritten since: what threads would fight over."""
@@ -58,37 +79,38 @@ class Snapshot:
                 _restore(before)
 
 
-def _remember(node: Node) -> _Before:
+def _remember(node: Node, max_bytes_kept: int) -> _Before:
     value = node.value
-    if is_a(value, types.FunctionType):
-        return _Before(node, _cells(value), None)
+    if type(value) is types.FunctionType:
+        return _Before(node, cells_of(value), None)
     if is_a(value, types.MethodType):
         return _Before(node, {}, None)
-    attributes = {**own_attributes(value), **slots_of(value)}
-    if type(value) is torch.Tensor or is_a(value, np.ndarray):
+    if _is_array(value):
         array = _as_array(value)
-        kept = None if array is None or array.nbytes > MAX_BYTES_KEPT else array.copy()
+        kept = None if array is None or array.nbytes > max_bytes_kept else array.copy()
         return _Before(node, {}, _checksum(array), kept)
-    return _Before(node, attributes, _content(value))
+    return _Before(node, {**own_attributes(value), **slots_of(value)}, _content(value))
+
+
+def _is_array(value: Any) -> bool:
+    return type(value) in (np.ndarray, torch.Tensor, torch.nn.Parameter)
 
 
 def _content(value: Any) -> Any:
-    if is_a(value, list):
-        return the_list.__len__(value) if the_list.__len__(value) > MAX_COMPARED else list(the_list.__iter__(value))
-    if is_a(value, deque):
-        return the_deque.__len__(value) if the_deque.__len__(value) > MAX_COMPARED else list(the_deque.__iter__(value))
+    """The elements of a container that may change; of a long one, their number."""
+    for kind in (the_list, the_deque, the_set):
+        if is_a(value, kind):
+            return kind.__len__(value) if kind.__len__(value) > MAX_COMPARED else list(kind.__iter__(value))
     if is_a(value, dict):
         return the_dict.__len__(value) if the_dict.__len__(value) > MAX_COMPARED else list(the_dict.items(value))
-    if is_a(value, set):
-        return the_set.__len__(value) if the_set.__len__(value) > MAX_COMPARED else list(the_set.__iter__(value))
     return None
 
 
 def _has_changed(before: _Before) -> bool:
     value = before.node.value
-    if is_a(value, types.FunctionType):
-        return _is_rebound(before.attributes, _cells(value))
-    if type(value) is torch.Tensor or is_a(value, np.ndarray):
+    if type(value) is types.FunctionType:
+        return _is_rebound(before.attributes, cells_of(value))
+    if _is_array(value):
         return before.content != _checksum(_as_array(value))
     if _is_rebound(before.attributes, {**own_attributes(value), **slots_of(value)}):
         return True
@@ -97,7 +119,7 @@ def _has_changed(before: _Before) -> bool:
 
 def _paths(before: _Before) -> list[str]:
     value = before.node.value
-    now = _cells(value) if is_a(value, types.FunctionType) else {**own_attributes(value), **slots_of(value)}
+    now = cells_of(value) if type(value) is types.FunctionType else {**own_attributes(value), **slots_of(value)}
     old, nothing = before.attributes, object()
     names = [name for name in {**old, **now} if _is_other(old.get(name, nothing), now.get(name, nothing))]
     return [f"{before.node.path}.{name}" for name in names] or [before.node.path]
@@ -110,7 +132,7 @@ def _is_rebound(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def _is_other(old: Any, new: Any) -> bool:
     if old is new:
         return False
-    return not (type(old) is type(new) and is_a(old, *PLAIN) and old == new)
+    return not (type(old) is type(new) and is_plain(old) and old == new)
 
 
 def _is_overwritten(before: Any, now: Any, value: Any) -> bool:
@@ -122,7 +144,7 @@ def _is_overwritten(before: Any, now: Any, value: Any) -> bool:
     if is_a(value, dict):
         pairs = zip(cast(list[Any], before), cast(list[Any], now), strict=False)
         return len(now) < len(before) or any(_is_other(a, c) or _is_other(b, d) for (a, b), (c, d) in pairs)
-    is_bounded = is_a(value, deque) and value.maxlen is not None
+    is_bounded = is_a(value, deque) and maxlen_of(value) is not None
     if is_bounded and len(now) != len(before):
         return True
     return len(now) < len(before) or any(_is_other(old, new) for old, new in zip(before, now, strict=False))
@@ -132,21 +154,10 @@ def _length(content: Any) -> int:
     return content if isinstance(content, int) else len(content)
 
 
-def _cells(function: types.FunctionType) -> dict[str, Any]:
-    """What the function's closure holds by name."""
-    cells: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # a cell that was never filled
-            continue
-    return cells
-
-
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """The memory of an array or CPU tensor, without a copy; None if it cannot be looked at so."""
     try:
-        array = value.detach().numpy() if type(value) is torch.Tensor else np.asarray(value)
+        array: Any = value if type(value) is np.ndarray else torch.Tensor.detach(value).numpy()
         return array if array.flags.c_contiguous and not array.dtype.hasobject else None
     except Exception:  # on a device, sparse, conjugated, of a dtype that NumPy does not know
         return None
@@ -162,7 +173,7 @@ def _checksum(array: np.ndarray[Any, Any] | None) -> int | None:
 
 def _restore(before: _Before) -> None:
     value = before.node.value
-    if is_a(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if name in before.attributes:
                 cell.cell_contents = before.attributes[name]
@@ -177,8 +188,8 @@ def _restore(before: _Before) -> None:
         object.__delattr__(value, name)
     for name in slots.keys() & before.attributes.keys():
         object.__setattr__(value, name, before.attributes[name])
-    with suppress(AttributeError):  # it has no __dict__
-        own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    own = dict_of(value)
+    if own is not None:
         for name in own.keys() - before.attributes.keys():
             del own[name]
         own.update({name: old for name, old in before.attributes.items() if name in own or name not in slots})

@@ -12,31 +12,20 @@ import random
 import sqlite3
 import sys
 import tarfile
-import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchstage.handles import CannotCopy, close, copied_generator, copied_handle
-from torchstage.search import (
-    COPYABLE_LINKS,
-    Graph,
-    Search,
-    is_a,
-    own_attributes,
-    slots_of,
-    the_dict,
-    the_list,
-    the_tuple,
-)
+from torchstage.looking import dict_of, is_a, type_of
+from torchstage.search import COPYABLE_LINKS, Graph, Search
 from torchstage.seeds import digest_of
+from torchstage.twins import is_holder, twin_of
 
 __all__ = ["CannotCopy", "Private", "private_copies", "private_copy"]
 
@@ -85,7 +74,7 @@ class _Copier:
         self._graph = graph
         self._special = {id(found.value): found for found in (*graph.handles, *graph.generators)}
         if len(graph.handles) > MAX_HANDLES:
-            raise CannotCopy(f"{graph.handles[0].path} and {len(graph.handles) - 1} more are open")
+            raise CannotCopy(f"{len(graph.handles) - 1} more are open", graph.handles[0].path)
         self._to_copy = self._leading_to({*dirty, *self._special})
         self._memo: dict[Any, Any] = {}
         self._private = Private({})
@@ -93,21 +82,18 @@ class _Copier:
     def _leading_to(self, dirty: Iterable[int]) -> set[int]:
         """The ids of all that has to be copied: what leads to a copy must be a copy."""
         found: set[int] = set()
-        waiting = deque(id_ for id_ in dirty if id_ in self._graph.nodes)
+        waiting = deque((id_, self._graph.nodes[id_].path) for id_ in dirty if id_ in self._graph.nodes)
         while waiting:
-            id_ = waiting.popleft()
+            id_, origin = waiting.popleft()
             if id_ in found:
                 continue
             found.add(id_)
-            node = self._graph.nodes[id_]
-            for holder, link in node.holders:
+            for holder, link in self._graph.nodes[id_].holders:
                 if link not in COPYABLE_LINKS:
-                    whose = {"class": "a class", "global": "a module", "held": "an iterator or cache of functools"}[
-                        link
-                    ]
-                    raise CannotCopy(f"{node.path} belongs to {whose}, which has no copies for single threads")
+                    whose = {"class": "a class", "global": "a module", "held": "an iterator or a cache of functools"}
+                    raise CannotCopy(f"it belongs to {whose[link]}, which has no copies for single threads", origin)
                 if holder:
-                    waiting.append(holder)
+                    waiting.append((holder, origin))
         return found
 
     def run(self, roots: dict[str, Any]) -> Private:
@@ -121,10 +107,11 @@ class _Copier:
             return _copied_iterator(value) if _is_iterator(value) else value
         if id_ not in self._memo:
             try:
-                twin = self._special_copy(value) if id_ in self._special else self._plain_copy(value)
+                twin = self._special_copy(value) if id_ in self._special else twin_of(value, self._copy, self._memo)
             except CannotCopy as error:
-                path = self._graph.nodes[id_].path
-                raise error if path in str(error) else CannotCopy(f"{path}: {error}") from error
+                raise error.at(self._graph.nodes[id_].path) from error
+            except Exception as error:  # a class of C that wants to be made in a way of its own
+                raise CannotCopy(repr(error), self._graph.nodes[id_].path) from error
             self._memo[id_] = twin
             self._private.copies.append(twin)
         return self._memo[id_]
@@ -147,22 +134,13 @@ class _Copier:
             self._private.handles.append(twin)
         return twin
 
-    def _plain_copy(self, value: Any) -> Any:
-        for kind, copier in _COPIERS:
-            if is_a(value, kind):
-                return copier(value, self._copy, self._memo)
-        return _object(value, self._copy, self._memo)
-
 
 def _left_open(copies: Iterable[Any]) -> list[Any]:
     """Files and connections in the copies that user code opened, and that nothing but their place there refers to."""
     found: list[Any] = []
     for twin in copies:
-        try:
-            place: Any = twin if is_a(twin, dict) else object.__getattribute__(twin, "__dict__")
-        except AttributeError:
-            continue
-        for name in list(place):
+        place: dict[Any, Any] | None = cast("dict[Any, Any]", twin) if type(twin) is dict else dict_of(twin)
+        for name in list(place or ()):
             if is_a(place[name], *CLOSED_LAST) and sys.getrefcount(place[name]) <= ONLY_ITS_PLACE:
                 found.append(place[name])
     return found
@@ -170,7 +148,7 @@ def _left_open(copies: Iterable[Any]) -> list[Any]:
 
 def _is_iterator(value: Any) -> bool:
     """Whether it is an iterator whose position lies in C or in a frame, where nothing else can be seen of it."""
-    kind = cast(Any, type(value))
+    kind = type_of(value)
     return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "_operator")
 
 
@@ -179,130 +157,3 @@ def _copied_iterator(value: Any) -> Any:
         return copy.copy(value)
     except TypeError as error:
         raise CannotCopy(f"it holds a {type(value).__name__}, which cannot be copied") from error
-
-
-Copy = Callable[[Any], Any]
-Memo = dict[Any, Any]
-
-
-def is_holder(value: Any) -> bool:
-    """Whether it may change while it is used: an object with attributes, or a container of moderate size."""
-    if is_a(value, type, types.FunctionType, types.MethodType, types.ModuleType, torch.Tensor, np.ndarray):
-        return False
-    return bool(own_attributes(value) or slots_of(value)) or (is_a(value, list, dict, set, deque) and len(value) < 1000)
-
-
-def _array(value: Any, copied: Copy, memo: Memo) -> Any:
-    return value.copy()
-
-
-def _tensor(value: Any, copied: Copy, memo: Memo) -> Any:
-    return value.detach().clone() if not value.requires_grad else value.clone()
-
-
-def _partial(value: Any, copied: Copy, memo: Memo) -> Any:
-    return partial(copied(value.func), *map(copied, value.args), **{k: copied(v) for k, v in value.keywords.items()})
-
-
-def _method(value: Any, copied: Copy, memo: Memo) -> Any:
-    return types.MethodType(copied(value.__func__), copied(value.__self__))
-
-
-def _function(value: Any, copied: Copy, memo: Memo) -> Any:
-    cells: list[Any] = []
-    twin: Any = types.FunctionType(
-        value.__code__,
-        value.__globals__,
-        value.__name__,
-        None if value.__defaults__ is None else tuple(map(copied, value.__defaults__)),
-        None if value.__closure__ is None else tuple(_cell(cell, memo, cells) for cell in value.__closure__),
-    )
-    memo[id(value)] = twin  # a closure may hold its own function
-    twin.__kwdefaults__ = value.__kwdefaults__
-    twin.__qualname__, twin.__module__, twin.__doc__ = value.__qualname__, value.__module__, value.__doc__
-    twin.__dict__.update(value.__dict__)
-    for cell in cells:
-        cell.cell_contents = copied(cell.cell_contents)
-    return twin
-
-
-def _cell(cell: Any, memo: Memo, new: list[Any]) -> Any:
-    """The copy of a closure's cell: one for all functions that share it."""
-    if id(cell) not in memo:
-        try:
-            memo[id(cell)] = types.CellType(cell.cell_contents)
-            new.append(memo[id(cell)])
-        except ValueError:  # it was never filled
-            memo[id(cell)] = types.CellType()
-    return memo[id(cell)]
-
-
-def _list(value: Any, copied: Copy, memo: Memo) -> Any:
-    twin: Any = _new(value)
-    memo[id(value)] = twin
-    the_list.extend(twin, map(copied, the_list.__iter__(value)))
-    return _with_attributes(twin, value, copied)
-
-
-def _tuple(value: Any, copied: Copy, memo: Memo) -> Any:
-    twin: Any = the_tuple.__new__(type(value), map(copied, the_tuple.__iter__(value)))
-    return _with_attributes(twin, value, copied)
-
-
-def _dict(value: Any, copied: Copy, memo: Memo) -> Any:
-    twin: Any = _new(value)
-    memo[id(value)] = twin
-    for key, inner in list(the_dict.items(value)):
-        the_dict.__setitem__(twin, key, copied(inner))
-    if hasattr(value, "default_factory"):
-        twin.default_factory = value.default_factory
-    return _with_attributes(twin, value, copied)
-
-
-def _set(value: Any, copied: Copy, memo: Memo) -> Any:
-    return type(value)(map(copied, value))
-
-
-def _deque(value: Any, copied: Copy, memo: Memo) -> Any:
-    return type(value)(map(copied, value), value.maxlen)
-
-
-def _new(value: Any) -> Any:
-    kind = cast(Any, type(value))
-    return kind.__new__(kind)
-
-
-def _object(value: Any, copied: Copy, memo: Memo) -> Any:
-    if is_a(value, _BaseDataLoaderIter):
-        raise CannotCopy("an iterator of a DataLoader cannot be copied")
-    try:
-        twin: Any = object.__new__(cast(Any, type(value)))
-    except TypeError as error:  # an object of a C library
-        raise CannotCopy(f"a {type(value).__qualname__} cannot be copied attribute by attribute") from error
-    memo[id(value)] = twin
-    return _with_attributes(twin, value, copied)
-
-
-def _with_attributes(twin: Any, value: Any, copied: Copy) -> Any:
-    own = own_attributes(value)
-    if own:
-        inner: dict[str, Any] = object.__getattribute__(twin, "__dict__")
-        inner.update({name: copied(each) for name, each in own.items()})
-    for name, each in slots_of(value).items():
-        object.__setattr__(twin, name, copied(each))
-    return twin
-
-
-_COPIERS: tuple[tuple[type, Callable[[Any, Copy, Memo], Any]], ...] = (
-    (np.ndarray, _array),
-    (torch.Tensor, _tensor),
-    (partial, _partial),
-    (types.MethodType, _method),
-    (types.FunctionType, _function),
-    (list, _list),
-    (tuple, _tuple),
-    (dict, _dict),
-    (set, _set),
-    (frozenset, _set),
-    (deque, _deque),
-)

@@ -20,13 +20,22 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from torchstage.search import is_a, packages
+from torchstage.looking import is_a, packages
 
 MAX_BYTES_SEARCHED = 16 * 1024 * 1024  # of a text file, for carriage returns
 
 
 class CannotCopy(Exception):  # noqa: N818  # never leaves the package
-    """Something that would have to be copied for each thread cannot be; the message says what and why."""
+    """Something that would have to be copied for each thread cannot be: why, and how to reach it."""
+
+    def __init__(self, why: str, path: str = "") -> None:
+        super().__init__(f"{path}: {why}" if path else why)
+        self.why = why
+        self.path = path
+
+    def at(self, path: str) -> "CannotCopy":
+        """The same with the path, unless it has one."""
+        return self if self.path else CannotCopy(self.why, path)
 
 
 def copied_generator(value: Any) -> Any:

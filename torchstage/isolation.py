@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 from torchstage.changes import Snapshot
-from torchstage.copies import CannotCopy, Private, is_holder, private_copy
+from torchstage.copies import CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
 from torchstage.search import Graph, Search
+from torchstage.stores import stored_to
+from torchstage.twins import is_holder
 
 Isolation = Literal["auto", "shared", "per_thread", "serial"]
 ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "per_thread", "serial")
@@ -104,11 +106,12 @@ class Guard:
         return {id_ for id_, node in graph.nodes.items() if node.path in self.changing}
 
     def give_up(self, graph: Graph, error: CannotCopy) -> None:
-        found = next((found for found in graph.handles if str(error).startswith(found.path)), None)
+        found = next((found for found in graph.handles if found.path == error.path), None)
         what = "samples change what the dataset holds"
         if found:
             what = f"{found.path} is an open {found.kind}, which two threads must not use at once"
-        self._trouble = f"{what}, and it cannot be copied for each thread ({error})"
+        why = error.why if found else str(error)
+        self._trouble = f"{what}, and it cannot be copied for each thread ({why})"
         self._serialise()
 
     def must_serialise(self, dataset: Any, collate_fn: Any) -> bool:
@@ -178,18 +181,19 @@ class Trial:
         guard, known = self._guard, {id(found.value) for found in (*self._before.handles, *self._before.generators)}
         graph = Search(is_first=True).run(**self._roots)
         opened = [found for found in (*graph.handles, *graph.generators) if id(found.value) not in known]
-        changed = self._snapshot.changed()
         holders = {holder for found in opened for holder, _ in graph.nodes[id(found.value)].holders}
-        dirty = {id(node.value) for node in changed} | holders
-        if not dirty and not opened:
+        dirty = {id(node.value) for node in self._snapshot.changed()} | holders
+        stored = {id(node.value) for node in stored_to(graph)} - dirty if is_alone else set[int]()
+        if not dirty and not stored and not opened:
             return private
-        try:
-            if not is_alone:
-                raise CannotCopy("other threads had to be let in before the first sample was there")
-            own = private_copy(graph, self._roots, dirty, moves=True)
-        except CannotCopy as error:
-            if graph.handles or is_alone:
-                guard.give_up(graph, error)
+        own = self._split(graph, dirty | stored, is_alone) if stored else None  # if it can be had: it is only likely
+        if own is not None:
+            dirty |= stored
+        elif not dirty and not opened:
+            return private
+        else:
+            own = self._split(graph, dirty, is_alone, is_needed=bool(graph.handles) or is_alone)
+        if own is None:
             return private
         self._snapshot.put_back(also=holders)
         guard.changing.update(graph.nodes[id_].path for id_ in dirty if id_ in graph.nodes)
@@ -197,3 +201,14 @@ class Trial:
             own.held, own.handles = private.held, [*private.handles, *own.handles]
             private.handles = []
         return own
+
+    def _split(self, graph: Graph, dirty: set[int], is_alone: bool, *, is_needed: bool = False) -> Private | None:
+        """This thread's own; None if it cannot be had. Where it is needed, the dataset is serialised then."""
+        try:
+            if not is_alone:
+                raise CannotCopy("other threads had to be let in before the first sample was there")
+            return private_copy(graph, self._roots, dirty, moves=True)
+        except CannotCopy as error:
+            if is_needed:
+                self._guard.give_up(graph, error)
+            return None

@@ -24,7 +24,8 @@ import torch
 
 from torchstage.copies import Private
 from torchstage.handles import CannotCopy, copied_generator, copied_handle
-from torchstage.search import GENERATORS, HANDLES, packages
+from torchstage.looking import packages
+from torchstage.search import GENERATORS, HANDLES
 
 MAX_ARRAY_BYTES = 64 * 1024 * 1024  # larger ones are data, too dear to copy; smaller ones may be an order, and shuffled
 PLAIN: frozenset[type] = frozenset(

@@ -1,0 +1,71 @@
+"""Stores: the functions that a sample may run in, the attributes that they set out.
+
+One sample shows what one sample changed. An attribute that was set to the value it had already (index 0, say, where 0
+stood) looks unchanged; the code tells that it is set.
+"""
+
+import dis
+import types
+from collections.abc import Iterable
+from functools import lru_cache
+
+from torchstage.looking import dict_of, is_plain
+from torchstage.search import Graph, Node
+
+ENTRIES: frozenset[str] = frozenset(
+    ("__getitem__", "__getitems__", "__call__", "__next__", "forward")
+)  # what a loader may begin with
+STORES = ("STORE_ATTR", "DELETE_ATTR")
+
+
+def stored_to(graph: Graph) -> list[Node]:
+    """The objects of the graph with a plain attribute that code which a sample may run sets."""
+    by_holder: dict[int, list[types.FunctionType]] = {}
+    functions: list[types.FunctionType] = []
+    for node in graph.nodes.values():
+        if type(node.value) is types.FunctionType:
+            functions.append(node.value)
+            for holder, _ in node.holders:
+                by_holder.setdefault(holder, []).append(node.value)
+    running = _running(functions)
+    found: list[Node] = []
+    for holder, own in by_holder.items():
+        node = graph.nodes.get(holder)
+        attributes = None if node is None else dict_of(node.value)
+        if node is None or not attributes or not graph.is_own(holder):
+            continue
+        names = {name for function in own if function.__code__ in running for name in _stores(function.__code__)}
+        if any(is_plain(attributes[name]) for name in names & attributes.keys()):
+            found.append(node)
+    return found
+
+
+def _running(functions: Iterable[types.FunctionType]) -> set[types.CodeType]:
+    """The code that is reached by name from what a loader calls: more than really runs, never less in plain code."""
+    by_name: dict[str, list[types.CodeType]] = {}
+    for function in functions:
+        by_name.setdefault(function.__name__, []).append(function.__code__)
+    names, reached = set[str](), set[types.CodeType]()
+    waiting: list[str] = list(ENTRIES)
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            continue
+        names.add(name)
+        for code in by_name.get(name, ()):
+            reached.add(code)
+            waiting.extend(_names(code))
+    return reached
+
+
+@lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> frozenset[str]:
+    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+@lru_cache(maxsize=1024)
+def _stores(code: types.CodeType) -> frozenset[str]:
+    own = {str(step.argval) for step in dis.get_instructions(code) if step.opname in STORES}
+    inner = (_stores(const) for const in code.co_consts if isinstance(const, types.CodeType))
+    return frozenset(own).union(*inner)
