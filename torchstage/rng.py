@@ -195,6 +195,7 @@ class _ThisThread(threading.local):
 
 _this_thread = _ThisThread()
 _is_installed = False
+_installing = threading.Lock()
 
 
 def current() -> Scope | None:
@@ -213,10 +214,13 @@ def _own_torch() -> TorchGenerator | None:
 def install() -> None:
     """Let scopes take effect. Threads without one notice nothing."""
     global _is_installed
-    if not _is_installed:
-        _is_installed = True
-        torch_draws.install(current, _own_torch)
-        redirect.install(current)
+    if _is_installed:
+        return
+    with _installing:  # a thread that comes meanwhile must not go on before it is done
+        if not _is_installed:
+            torch_draws.install(current, _own_torch)
+            redirect.install(current)
+            _is_installed = True
 
 
 def enter_thread(scope: Scope) -> None:
