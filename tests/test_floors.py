@@ -45,12 +45,14 @@ FLOOR_1 = {
     "redirect": set(),
     "seeds": set(),
     "torch_draws": set(),
+    "reading": {"collate", "copies", "plan", "rng", "threads", "transfer"},
     "replicas": {"copies", "handles", "search"},
 }
 FLOOR_2 = {
-    "loader": {"iterators", "lanes"},
+    "loader": {"iterators", "lanes", "inline_lane"},
     "iterators": set(),
     "lanes": {"iterators"},
+    "inline_lane": {"lanes"},
     "safety": {"loader"},
 }
 ROOFS = {

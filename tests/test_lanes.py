@@ -347,6 +347,30 @@ def test_a_seed_decides_the_draws_of_all_lanes_and_epochs() -> None:
     assert not torch.equal(first[0][0][0], first[0][1][0])  # the next lane
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_with_a_seed_inline_draws_what_one_lane_draws(batch_size: int | None) -> None:
+    """And nothing from the generators of this process."""
+
+    def epochs(num_workers: int) -> Any:
+        loader = StageLoader(Drawing(), batch_size, num_workers=num_workers, seed=5, collate_fn=lambda s: (s, draw()))
+        return [list(loader) for _ in range(2)]
+
+    seed_anew(0)
+    inline = epochs(0)
+    random_here = random.random(), np.random.rand()
+    assert_same(epochs(1), inline)
+    seed_anew(0)
+    assert random_here == (random.random(), np.random.rand())
+
+
+def test_inline_without_a_seed_draws_from_the_process_s_generators() -> None:
+    def body(loader_class: type[DataLoader]) -> Any:
+        seed_anew(0)
+        return list(loader_class(Drawing(), batch_size=2)), draw()
+
+    same_of_both(body)
+
+
 def test_a_seed_changes_nothing_in_what_is_drawn_from_torch_s_generator() -> None:
     def next_draw(**arguments: Any) -> float:
         torch.manual_seed(3)
@@ -504,9 +528,8 @@ def test_an_error_of_a_lane_s_start_comes_with_its_first_batch(where: str) -> No
                 events.append(error)
         return kinds(events)
 
-    events = (
-        same_of_both(body) if where == "__iter__" else body(StageLoader)
-    )  # DataLoader takes 5 s to end such a worker
+    # One comparison will do: DataLoader takes 5 s to end such a worker.
+    events = same_of_both(body) if where == "__iter__" else body(StageLoader)
     assert events == [0, ("ValueError", True), 1]
     events = story(StageLoader(dataset, batch_size=None, num_workers=2, worker_init_fn=init_fn))
     assert kinds(events) == [0, ("ValueError", True), 1]

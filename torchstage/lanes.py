@@ -7,18 +7,15 @@ Guarantees: the batches are DataLoader's, in its order; each lane is ahead of th
 batches and no more; a lane's dataset is read, and its iterator closed, in its own thread.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.utils.data.dataloader as torch_dataloader
-import torch.utils.data.graph_settings as torch_graph
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
-from torchstage import rng, threads
-from torchstage.collate import explained
+from torchstage import rng
 from torchstage.copies import Private
 from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
@@ -26,101 +23,15 @@ from torchstage.engine.pipeline import Admission, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
-from torchstage.plan import Recipe, plain
+from torchstage.plan import plain
+from torchstage.reading import Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
 from torchstage.replicas import replicas
-from torchstage.transfer import pinned
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
-# torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds and shards a data pipe.
-_create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
-_apply_random_seed: Callable[..., Any] = vars(torch_graph)["apply_random_seed"]
+# torch's own, which it leaves untyped: what shards a data pipe in a worker.
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
-
-
-class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
-    """The lane has no batch left."""
-
-
-class Lane:
-    """One reader and what is its own. Used in its thread alone, once that has started."""
-
-    def __init__(self, number: int, own: Private) -> None:
-        self.number = number
-        self.own = own  # closes what was opened for it when it goes
-        self.dataset = own.roots["dataset"]
-        self.collate_fn = own.roots["collate_fn"]
-        self.init_fn: Callable[[int], Any] | None = own.roots["worker_init_fn"]
-        self.error: BaseException | None = None  # of its set-up: it comes in the place of the first batch
-        self.reading: Reading | None = None  # the latest
-
-    def close(self) -> None:
-        """Let go of the dataset's iterator, so that what it opened is closed in the thread that opened it."""
-        if self.reading is not None:
-            self.reading.end()
-            self.reading = None
-
-
-class Reading:
-    """One epoch of a lane. ``has_ended`` may be read in any thread, all else is the lane's."""
-
-    def __init__(self, lane: Lane, open_fetcher: Callable[[Any], Any], shared_seed: int | None) -> None:
-        self.has_ended = False
-        self.lane = lane
-        self._open_fetcher = open_fetcher
-        self._shared_seed = shared_seed  # of a data pipe that is read again; None if its set-up gave it one
-        self._fetcher: Any = None
-        self._num_samples = 0
-
-    def fetch(self, index: Any) -> Any:
-        """The samples of the next batch, not collated. Raises LaneEnded, or what the dataset raises."""
-        if self.has_ended:
-            raise LaneEnded
-        if self._fetcher is None:
-            self._fetcher = self._open()
-        try:
-            return self._fetcher.fetch(index)
-        except StopIteration:
-            pass
-        self.end()
-        raise LaneEnded
-
-    def _open(self) -> Any:
-        lane = self.lane
-        lane.close()
-        lane.reading = self
-        try:
-            if lane.error is not None:
-                raise lane.error
-            if self._shared_seed is not None:
-                _seed_pipe(lane.dataset, self._shared_seed)
-            return self._open_fetcher(lane.dataset)
-        except BaseException:
-            self.has_ended = True
-            lane.error = None
-            raise
-
-    def end(self) -> None:
-        """Nothing more comes. Drops the dataset's iterator, whose clean-up runs here and now."""
-        self.has_ended = True
-        self._fetcher = None
-
-    def labels(self, samples: Any) -> Iterator["Label"]:
-        """What to call the samples of the batch just fetched in a message."""
-        begin, lane = self._num_samples, self.lane.number
-        self._num_samples += len(samples)
-        return (Label(f"{begin + at} of lane {lane}") for at in range(len(samples)))
-
-
-class Label:
-    """Stands where a message names a dataset index: the samples of an iterable dataset have none."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __repr__(self) -> str:
-        return self._words
 
 
 class Turns:
@@ -169,7 +80,7 @@ class LaneIterator(ThreadedIterator):
         self._own = own
         super().__init__(loader, guard)
         if loader.seed is not None:
-            self._base_seed = _base_seed(loader.seed, epoch)
+            self._base_seed = base_seed_of(loader.seed, epoch)
         self._has_scopes = loader.sample_rng
         self._first_shared_seed = self._shared_seed
         cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # torch's own draws another one here, too
@@ -206,14 +117,14 @@ class LaneIterator(ThreadedIterator):
         if isinstance(self._dataset, IterDataPipe):
             for lane in self._lanes:
                 lane.init_fn = partial(_shard_pipe, lane.init_fn, self._world_size, self._rank)
-        return partial(_set_up, self._lanes, cast(int, self._base_seed), self._first_shared_seed, self._has_scopes)
+        return partial(set_up, self._lanes, cast(int, self._base_seed), self._first_shared_seed, self._has_scopes)
 
     def _turns(self) -> Turns:
-        open_fetcher = partial(_open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
+        opener = partial(open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
         again = self._shared_seed if self._is_set_up else None
-        readings = [Reading(lane, open_fetcher, again) for lane in self._lanes]
+        readings = [Reading(lane, opener, again) for lane in self._lanes]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
-        chains = [_chain(reading, self._recipe, wrap) for reading in readings]
+        chains = [chain_of(reading, self._recipe, wrap) for reading in readings]
         return Turns(self._sampler_iter, readings, chains, self._num_ahead)
 
     def __next__(self) -> Any:
@@ -257,50 +168,6 @@ def own_copies(loader: "StageLoader[Any]") -> list[Private]:
     return copies
 
 
-def _base_seed(seed: int, epoch: int) -> int:
+def base_seed_of(seed: int, epoch: int) -> int:
     """What the seeds of an epoch's lanes count up from, in the range that torch draws it from."""
     return int.from_bytes(rng.Seeds(seed, epoch).digest("lanes", 0)[:8], "little") >> 1
-
-
-def _set_up(
-    lanes: list[Lane], base_seed: int, shared_seed: int | None, has_scope: bool, number: int
-) -> Callable[[], None]:
-    """In a lane's thread: all that torch's worker does before it opens the dataset. An error waits for its batch."""
-    lane = lanes[number]
-    init_fn, lane.init_fn = lane.init_fn, None
-    try:
-        if shared_seed is not None:
-            _seed_pipe(lane.dataset, shared_seed)
-        threads.set_up(number, len(lanes), base_seed, lane.dataset, init_fn, has_scope=has_scope)
-    except BaseException as error:
-        lane.error = error
-    return partial(_tear_down, lane)
-
-
-def _tear_down(lane: Lane) -> None:
-    lane.close()
-    rng.leave_thread()
-
-
-def _seed_pipe(pipe: Any, seed: int) -> None:
-    _apply_random_seed(pipe, torch.Generator().manual_seed(seed))
-
-
-def _open_fetcher(kind: Any, is_batched: bool, drop_last: bool, dataset: Any) -> Any:
-    return _create_fetcher(kind, dataset, is_batched, _as_fetched, drop_last)
-
-
-def _as_fetched(samples: Any) -> Any:
-    """Collating is a stage of its own: its errors say so, and a StopIteration there ends nothing."""
-    return samples
-
-
-def _chain(reading: Reading, recipe: Recipe, wrap: Callable[[Any], Any]) -> Chain:
-    collate = wrap(explained(reading.lane.collate_fn, recipe.ring))
-
-    def collate_batch(values: list[Any], indices: Sequence[Any]) -> Any:
-        return collate(values[0], reading.labels(values[0]) if recipe.is_batched else indices)
-
-    pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
-    finish = (("collate", collate_batch), *pin)
-    return Chain(wrap(reading.fetch), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, 
 from torchstage.copies import CannotCopy
 from torchstage.engine.pipeline import Pool
 from torchstage.errors import add_note
+from torchstage.inline_lane import InlineLane
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
@@ -129,6 +130,9 @@ class StageLoader(DataLoader[T_co]):
         context: BaseContext | None = cast(Any, self).multiprocessing_context
         is_iterable = isinstance(self.dataset, IterableDataset)
         is_inline = self.num_workers == 0 or is_inside_serialised()
+        if is_iterable and self.num_workers == 0 and self.seed is not None and self.sample_rng:
+            self._num_lane_epochs += 1
+            return InlineLane(self, self.seed, self._num_lane_epochs - 1)
         if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
             return super()._get_iterator()  # torch's own iterators
         if self._guard.isolation != self.isolation:
