@@ -30,11 +30,14 @@ ENGINE = {
 FLOOR_1 = {
     "crew": {"copies", "errors", "isolation", "plan", "rng", "threads"},
     "plan": {"buffers", "collate", "copies", "isolation", "order", "rng", "seeds", "transfer"},
-    "isolation": {"changes", "copies", "errors", "search"},
-    "changes": {"search"},
-    "copies": {"handles", "search", "seeds"},
-    "handles": {"search"},
-    "search": set(),
+    "isolation": {"changes", "copies", "errors", "search", "stores", "twins"},
+    "changes": {"looking", "search"},
+    "stores": {"looking", "search"},
+    "copies": {"handles", "looking", "search", "seeds", "twins"},
+    "twins": {"handles", "looking"},
+    "handles": {"looking"},
+    "search": {"looking"},
+    "looking": set(),
     "order": {"seeds"},
     "collate": {"buffers", "errors"},
     "buffers": set(),
@@ -46,7 +49,7 @@ FLOOR_1 = {
     "seeds": set(),
     "torch_draws": set(),
     "reading": {"collate", "copies", "plan", "rng", "threads", "transfer"},
-    "replicas": {"copies", "handles", "search"},
+    "replicas": {"copies", "handles", "looking", "search"},
 }
 FLOOR_2 = {
     "loader": {"iterators", "lanes", "inline_lane"},

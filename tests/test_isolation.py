@@ -59,7 +59,7 @@ COPIED = {"opened before": copyable, "opened for the first sample": Lazy}
 SERIALISED = {
     r"dataset\.file is an open _io\.BufferedRandom": for_good,
     r"dataset\.file is an open _io\.BufferedReader": LazyOfClass,
-    r"dataset\.files belongs to a class": LazyByName,
+    r"belongs to a class": LazyByName,
 }
 
 

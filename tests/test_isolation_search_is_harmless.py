@@ -69,44 +69,10 @@ def xfail(reason):
 
 
 WAYS = [way.__name__ for way in TREATMENTS]
-LAZY, PLAINLY = "test_nothing_that_is_lazy_is_made_to_work", "test_what_looks_plain_need_not_be"
 
 FAULTS: dict[str, list[str]] = {  # what is known not to hold yet: a reason, the tests that show it
-    "sets and deques are iterated by their own __iter__": [
-        f"{LAZY}[{way}-{name}]" for way in WAYS for name in ("set", "frozen set", "deque")
-    ],
-    "a container is asked for its length and copied by its own __new__, a dict is asked for default_factory": [
-        f"{LAZY}[copied-{name}]" for name in ("list", "dict", "ordered dict", "default dict", "counter")
-    ],
-    "a __dict__ or __module__ of the class's own making is asked": [
-        f"test_no_property_is_read[{way}-{name}]" for way in WAYS for name in ("__dict__", "__module__")
-    ],
-    "a key that is a subclass of str or int is asked for its repr": [
-        f"{PLAINLY}[{way}-{name}]" for way in WAYS for name in ("str", "int", "bytes")
-    ],
     "classes are keys of dicts and sets, which asks their metaclass": [
         f"test_a_metaclass_is_not_asked[{way}]" for way in WAYS
-    ],
-    "what a method of the class closes over counts as the dataset's own": [
-        "test_the_dataset_itself_may_be_as_lazy[copied]"
-    ],
-    "an instance of a subclass of str or int is compared by its own __eq__": [
-        f"test_what_was_rebound_is_not_compared_by_methods_of_the_users[{name}]"
-        for name in ("str", "int", "float", "bytes")
-    ],
-    "object.__new__ refuses subclasses of what is written in C": [
-        f"test_an_object_of_a_class_written_in_c_is_copied_with_its_attributes[{name}]"
-        for name in ("namespace", "exception")
-    ],
-    "the search has no time left when it has seen the types of a few million elements": [
-        "test_a_million_objects_are_searched_in_no_time[a_dict]",
-        "test_a_handle_beside_a_million_objects_is_found[a_list_of_strings-4]",
-        "test_a_handle_beside_a_million_objects_is_found[a_set-4]",
-        "test_a_handle_beside_a_million_objects_is_found[a_dict-1]",
-    ],
-    "a million bytes of each array are kept, however many there are": [
-        "test_a_million_objects_are_remembered_and_compared_in_no_time[many_arrays]",
-        "test_little_is_remembered_of_much",
     ],
 }
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class _Copier:
         self._special = {id(found.value): found for found in (*graph.handles, *graph.generators)}
         if len(graph.handles) > MAX_HANDLES:
             raise CannotCopy(f"{len(graph.handles) - 1} more are open", graph.handles[0].path)
-        self._to_copy = self._leading_to({*dirty, *self._special})
+        self._to_copy = self._leading_to([*self._special, *dirty])  # handles first: they are what a message should name
         self._memo: dict[Any, Any] = {}
         self._private = Private({})
 

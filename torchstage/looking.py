@@ -70,7 +70,7 @@ def dict_of(value: Any) -> dict[str, Any] | None:
     """The object's own ``__dict__``, not a copy; None if it has none. Never what a property of that name gives."""
     for cls in type_of(value).__mro__:
         getter = cls.__dict__.get("__dict__")
-        if type(getter) is types.GetSetDescriptorType:
+        if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             try:
                 own: Any = getter.__get__(value)
             except (AttributeError, TypeError):
