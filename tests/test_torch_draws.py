@@ -309,6 +309,15 @@ def test_threads_of_torchs_own_draw_from_the_process(worker):
     torch.default_generator.set_state(before)
 
 
+def test_a_draw_on_another_device_does_not_even_seed_the_threads_own_generator(worker):
+    class Unasked:
+        def __index__(self):
+            raise AssertionError("it was seeded")
+
+    worker.begin(rng.Seeds(0, 0), "sample", Unasked())
+    torch.empty(3, device="meta").uniform_(), torch.multinomial(x.to("meta"), 2), torch.randperm(3, device="meta")
+
+
 @pytest.mark.cuda
 def test_draws_on_a_gpu_are_left_alone(worker):
     state, own = torch.cuda.get_rng_state(), worker.torch.get_state()
