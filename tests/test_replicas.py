@@ -219,6 +219,14 @@ def test_a_function_that_calls_itself_calls_its_copy() -> None:
     assert (twin.__name__, twin.__qualname__, twin.__kwdefaults__) == ("down", down.__qualname__, {"step": 1})
 
 
+def test_defaults_of_functions_made_inside_others_are_copied() -> None:
+    part = [1]
+    (own,) = replicas(1, bound=lambda number, part=part, *, kept=part: (part, kept), part=part)
+    assert own.roots["bound"](0) == ([1], [1])
+    assert own.roots["bound"](0)[0] is own.roots["bound"](0)[1] is own.roots["part"]
+    assert own.roots["part"] is not part
+
+
 def test_functions_of_modules_and_classes_are_the_same_for_all() -> None:
     for value in (counting, Plain, len, torch.stack, np.add, sys, functools.lru_cache(counting), str.upper):
         assert copy_of(value) is value
@@ -240,7 +248,16 @@ def test_methods_and_partials_follow_their_objects() -> None:
 
 
 def test_what_does_not_change_is_shared() -> None:
-    for value in ("a" * 99, b"b" * 99, (1, "a", (None, 2.5)), range(9), torch.float32, torch.device("cpu"), ...):
+    for value in (
+        "a" * 99,
+        b"b" * 99,
+        (1, "a", (None, 2.5)),
+        range(9),
+        torch.float32,
+        torch.device("cpu"),
+        ...,
+        object(),
+    ):
         assert copy_of(value) is value
     assert copy_of(frozenset({1})) == {1}
 
@@ -294,6 +311,22 @@ def test_random_generators_are_copied_in_their_state() -> None:
         assert draw(one) == draw(twin)
         draw(one)
         assert draw(one) != draw(twin)
+
+
+class OnClass:
+    R = np.random.RandomState(1)
+
+
+class OnClassBelow(OnClass):
+    pass
+
+
+def test_generators_of_a_class_are_given_to_the_copies() -> None:
+    """Or all lanes would draw from one, and which of them is first would decide what each gets."""
+    one, other = copy_of([OnClass(), OnClassBelow()])
+    assert one.R is other.R is not OnClass.R
+    assert one.R.rand() == np.random.RandomState(1).rand()
+    assert OnClass.R.get_state()[2] == np.random.RandomState(1).get_state()[2]
 
 
 def test_files_are_opened_again_and_closed_with_their_replica(tmp_path: Path) -> None:

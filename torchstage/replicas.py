@@ -28,9 +28,11 @@ from torchstage.looking import packages
 from torchstage.search import GENERATORS, HANDLES
 
 MAX_ARRAY_BYTES = 64 * 1024 * 1024  # larger ones are data, too dear to copy; smaller ones may be an order, and shuffled
+MAX_WATCHED = 10_000  # objects that are looked at in the end for files which user code left open in them
 PLAIN: frozenset[type] = frozenset(
     (
         *(type(None), bool, int, float, complex, str, bytes, range, slice, type, type(...), type(NotImplemented)),
+        object,  # a mark that code compares by identity
         *(types.BuiltinFunctionType, types.CodeType, property, torch.dtype, torch.device),
     )
 )
@@ -74,6 +76,7 @@ class Replicator:
         self._own = own
         self._known = known
         self._memo: dict[Any, Any] = {}
+        self._on_class: dict[type, list[tuple[str, Any]]] = {}  # random generators that a class holds for its objects
 
     def copied(self, value: Any) -> Any:
         """The one copy of this object; or itself, where copies may share it."""
@@ -133,9 +136,11 @@ class Replicator:
         make, arguments, state, items, pairs, set_state = padded[:6]
         twin = make(*map(self.copied, arguments))
         self._memo[id(value)] = twin  # its parts may lead back to it
-        self._own.copies.append(twin)
+        if len(self._own.copies) < MAX_WATCHED:
+            self._own.copies.append(twin)
         if state is not None:
             self._give_state(twin, state, set_state)
+        self._give_generators(twin, kind)
         for item in items or ():
             twin.append(self._inner("[...]", item))
         for key, item in pairs or ():
@@ -152,6 +157,17 @@ class Replicator:
             twin.__dict__.update(self._attributes(attributes))
         for name, each in self._attributes(slots or {}).items():
             setattr(twin, name, each)
+
+    def _give_generators(self, twin: Any, kind: Any) -> None:
+        """All copies would draw from a generator that the class holds, in a race: the objects of each copy get their
+        own in its place."""
+        if kind not in self._on_class:
+            classes = cast("list[type]", kind.__mro__[::-1])
+            names: dict[str, Any] = {name: each for cls in classes for name, each in vars(cls).items()}
+            self._on_class[kind] = [(name, each) for name, each in names.items() if isinstance(each, GENERATORS)]
+        for name, each in self._on_class[kind]:
+            if name not in twin.__dict__:
+                twin.__dict__[name] = self._inner(f".{name}", each)
 
     def _attributes(self, state: Any) -> Any:
         if type(state) is not dict:
@@ -205,14 +221,17 @@ class Replicator:
         return types.MethodType(self.copied(value.__func__), self._inner(".__self__", value.__self__))
 
     def _function(self, value: Any) -> Any:
-        """A function with what it closes over. Without that it is the same for all, as its module is."""
+        """A function with what it closes over, and the defaults of one that was made inside another. Without these it
+        is the same for all, as its module is."""
+        is_made = "<" in value.__qualname__  # <locals>, <lambda>
+        if not value.__closure__ and not (is_made and (value.__defaults__ or value.__kwdefaults__)):
+            return value
         cells = tuple(map(self.copied, value.__closure__ or ()))
+        defaults, keyword_defaults = self.copied(value.__defaults__), self.copied(value.__kwdefaults__)
         if id(value) in self._memo:  # it closes over itself
             return self._memo[id(value)]
-        if not cells:
-            return value
-        twin: Any = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-        twin.__kwdefaults__, twin.__qualname__ = value.__kwdefaults__, value.__qualname__
+        twin: Any = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells or None)
+        twin.__kwdefaults__, twin.__qualname__ = keyword_defaults, value.__qualname__
         twin.__module__, twin.__doc__ = value.__module__, value.__doc__
         twin.__dict__.update(value.__dict__)
         return twin
