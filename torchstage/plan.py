@@ -58,8 +58,11 @@ class Plan:
         take: Function = _take_batch if self._takes_batches else (_take_each if recipe.is_batched else getitem)
         one, whole = partial(getitem, dataset), partial(take, dataset)
         collate = explained(recipe.collate_fn, recipe.ring)
-        if looks or recipe.seeds is not None:
+        if looks:
             one, whole = _taken(getitem, recipe, "sample"), _taken(take, recipe, "batch")
+        elif recipe.seeds is not None:
+            one, whole = _drawn(one, recipe.seeds, "sample"), _drawn(whole, recipe.seeds, "batch")
+        if looks or recipe.seeds is not None:
             collate = _collated(collate, recipe)
         collate = wrap(collate)
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
@@ -120,6 +123,23 @@ def _taken(take: Function, recipe: Recipe, kind: str) -> Function:
         return take(dataset if own is None else own.roots["dataset"], index)
 
     return taken
+
+
+def _drawn(take: Function, seeds: Seeds, kind: str) -> Function:
+    """``take`` with random generators for this sample alone, in the shortest way: it is paid for every sample."""
+    scope = rng.current
+
+    def drawn(item: Any) -> Any:
+        here = scope()
+        if type(item) is Placed:
+            item, salt = item.index, item.salt
+            if here is not None:
+                here.begin(seeds, kind, item, salt)
+        elif here is not None:
+            here.begin(seeds, kind, item)
+        return take(item)
+
+    return drawn
 
 
 def _collated(collate: Function, recipe: Recipe) -> Function:
