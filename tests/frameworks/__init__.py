@@ -1,0 +1,1 @@
+"""Frameworks: what rebuilds our loaders, and what must be left of them afterwards."""
