@@ -233,6 +233,30 @@ def test_a_thread_that_has_left_draws_from_the_process():
     torch.set_rng_state(torch_state), random.setstate(python_state), np.random.set_state(numpy_state)
 
 
+def test_a_thread_that_enters_meanwhile_waits_until_draws_can_be_diverted(monkeypatch):
+    """Or its first draw would find half of the kernels."""
+    is_under_way, may_end, order = threading.Event(), threading.Event(), []
+
+    def install(*arguments):
+        is_under_way.set()
+        may_end.wait(PATIENCE_SECONDS)
+        order.append("installed")
+
+    monkeypatch.setattr(rng, "_is_installed", False)
+    monkeypatch.setattr(rng.torch_draws, "install", install)
+    monkeypatch.setattr(rng.redirect, "install", lambda *arguments: None)
+    first = threading.Thread(target=rng.install)
+    second = threading.Thread(target=lambda: (rng.install(), order.append("entered")))
+    first.start()
+    assert is_under_way.wait(PATIENCE_SECONDS)
+    second.start()
+    second.join(0.05)  # as long as it would take if it did not wait
+    may_end.set()
+    first.join(PATIENCE_SECONDS)
+    second.join(PATIENCE_SECONDS)
+    assert order == ["installed", "entered"]
+
+
 def test_a_child_that_a_loader_thread_forks_draws_from_its_own_process(outside):
     """Its draws differ from the scope's and follow the process's seed, but for Python's: Python seeds it anew."""
     ended = outside.run("""

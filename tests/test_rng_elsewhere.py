@@ -74,6 +74,38 @@ def test_elsewhere_every_function_draws_what_it_drew_before(outside):
     assert printed[1].out == printed[0].out
 
 
+TRACING = """
+    import logging, warnings
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torchstage import rng
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    if {is_installed}:
+        rng.install()
+
+    class Random(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.dropout(x) * torch.rand_like(x) + torch.randn(4)
+
+    def seeded(x):
+        torch.manual_seed(4)
+        return x + torch.rand(4)
+
+    x, random = torch.ones(4), Random()
+    torch.manual_seed(1)
+    print(torch.compile(random, backend="aot_eager")(x), torch.compile(seeded, backend="eager")(x))
+    for traced in (torch.export.export(random, (x,)), make_fx(random)(x), make_fx(random, tracing_mode="fake")(x)):
+        print([node.target for node in traced.graph.nodes])
+    print(torch.vmap(random, randomness="different")(torch.ones(3, 4)))
+"""
+
+
+def test_elsewhere_compilers_and_tracers_see_the_same_operators(outside):
+    ended = [outside.run(TRACING.format(is_installed=is_installed)) for is_installed in (False, True)]
+    assert ended[0].out.count("aten.") > 10
+    assert ended[1].out == ended[0].out
+
+
 def test_generators_of_the_users_own_are_left_alone(scope):
     python, legacy, modern, torchs = (
         random.Random(3),
