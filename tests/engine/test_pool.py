@@ -8,6 +8,7 @@ import pytest
 from fakes import PATIENCE_SECONDS, Gate, batch_of, chain_of, do_nothing, pool_of
 
 from torchstage.engine import pool as pools
+from torchstage.engine.channel import Channel
 from torchstage.engine.pool import VISIT_SECONDS, Pool, join
 from torchstage.engine.segment import alive
 
@@ -105,6 +106,22 @@ def test_abandon_is_idempotent():
         pool.abandon()
         assert pool.join(soon()) == []
         assert pool.channels[0]._queue.qsize() == 0
+
+
+@pytest.mark.parametrize("has_lanes", [False, True])
+def test_abandon_after_one_that_ctrl_c_broke_off_ends_the_threads_all_the_same(has_lanes, monkeypatch):
+    def interrupt(channel, num_threads):
+        raise KeyboardInterrupt
+
+    pool = Pool(3, "torchstage-test", has_lanes)
+    pool.start(3, do_nothing)
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.abandon()
+    assert pool.is_closed
+    pool.abandon()
+    assert pool.join(soon()) == []
 
 
 def test_abandon_takes_no_lock():

@@ -41,6 +41,7 @@ class Pool:
         self.parking = Parking(num_threads, usable_cores())
         self.workers: list[Worker] = []
         self.is_closed = False
+        self._is_told = False  # whether all threads were told to end
         self._name = name
         if has_lanes:  # the turn of each comes: none may be parked
             self.parking.next_look = math.inf
@@ -90,11 +91,12 @@ class Pool:
 
     def abandon(self) -> None:
         """Let the threads end as soon as they are out of user code. Waits for nothing; safe in a finalizer."""
-        if not self.is_closed:
-            self.is_closed = True
+        self.is_closed = True
+        if not self._is_told:  # last of all, so that after Ctrl-C in here whoever comes next tells them again
             self.parking.open()
             for channel in self.channels:
                 channel.close(1 if self.has_lanes else self.num_threads)
+            self._is_told = True
 
     def join(self, deadline: float) -> list[Worker]:
         """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code."""
