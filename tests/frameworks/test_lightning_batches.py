@@ -95,11 +95,22 @@ def test_fit_with_validation_sees_the_same_batches() -> None:
     same_of_both(body)
 
 
-def test_limited_epochs_take_the_same_batches() -> None:
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"generator": torch.Generator(), "dataset": Augmented(200)},  # longer than what is fetched ahead
+        {"generator": None, "dataset": Augmented(10)},  # each epoch has a generator of its own
+    ],
+    ids=["long", "short"],
+)
+def test_limited_epochs_take_the_same_batches(order: dict[str, Any]) -> None:
     def body(loader_class: Any) -> Any:
-        loader = loader_class(**shuffled(200), batch_size=2)  # longer than what is fetched ahead
+        torch.manual_seed(4)
+        arguments = {**shuffled(), **order, "batch_size": 2}
+        if order["generator"] is not None:
+            order["generator"].manual_seed(3)
         model = Recorder()
-        new_trainer(limit_train_batches=2, max_epochs=3).fit(model, loader)
+        new_trainer(limit_train_batches=2, max_epochs=3).fit(model, loader_class(**arguments))
         return [numbers_of(batch) for batch in model.seen_in("fit")]
 
     assert len(same_of_both(body)) == 6
