@@ -139,8 +139,8 @@ def _left_open(copies: Iterable[Any]) -> list[Any]:
     """Files and connections in the copies that user code opened, and that nothing but their place there refers to."""
     found: list[Any] = []
     for twin in copies:
-        place: dict[Any, Any] | None = cast("dict[Any, Any]", twin) if type(twin) is dict else dict_of(twin)
-        for name in list(place or ()):
+        place: dict[Any, Any] = (cast("dict[Any, Any]", twin) if type(twin) is dict else dict_of(twin)) or {}
+        for name in list(place):
             if is_a(place[name], *CLOSED_LAST) and sys.getrefcount(place[name]) <= ONLY_ITS_PLACE:
                 found.append(place[name])
     return found

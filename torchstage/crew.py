@@ -91,7 +91,8 @@ class Crew:
         guard, was_alone = self._guard, self._pool.num_started == 1
         guard.is_tried = True
         self._looks = self._looks or bool(guard.changing)
-        self._give_own(self._pool.num_threads)
+        if self._looks or guard.is_serial:  # else the judge has just found that there is nothing to copy
+            self._give_own(self._pool.num_threads)
         plan = self._call_in()
         if was_alone or not guard.is_serial:
             self._run.call_threads()

@@ -71,6 +71,7 @@ class Guard:
         self.is_tried = isolation != "auto"  # whether a first sample was looked at already
         self.is_serial = False
         self.changing: set[str] = set()  # paths of objects that a sample changes
+        self._last_graph: Graph | None = None  # of a search that found nothing: for the trial that follows it
         self._trouble: str | None = None  # why it was serialised, until that was said
         if isolation == "serial":
             self._serialise()
@@ -90,6 +91,7 @@ class Guard:
             graph.handles.clear()
         dirty = self._dirty(graph) if is_guarded else set[int]()
         if not (dirty or graph.handles or graph.generators):
+            self._last_graph = graph if is_guarded and not self.is_tried else None
             return []
         if not is_deep:  # a quick look found something: now look at all
             graph = Search(is_first=True).run(**roots)
@@ -99,6 +101,11 @@ class Guard:
             if is_guarded:
                 self.give_up(graph, error)
             return []
+
+    def graph_of(self, roots: dict[str, Any]) -> Graph:
+        """What the objects hold: as it was found a moment ago, or searched for now."""
+        graph, self._last_graph = self._last_graph, None
+        return graph or Search(is_first=True).run(**roots)
 
     def _dirty(self, graph: Graph) -> set[int]:
         if self.isolation == "per_thread":
@@ -159,7 +166,7 @@ class Trial:
         """Remember what the objects hold, before the first sample."""
         self._guard = guard
         self._roots = roots
-        self._before = Search(is_first=True).run(**self._roots)
+        self._before = guard.graph_of(roots)
         self._snapshot = Snapshot(self._before)
 
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
