@@ -86,7 +86,7 @@ def reseed(generator: AnyGenerator, seed: bytes) -> None:
         if isinstance(bits, np.random.MT19937):  # four times as fast
             generator.seed(np.frombuffer(seed, "<u4"))
         else:
-            generator.set_state({**_state_like(bits, number), "has_gauss": 0, "gauss": 0.0})
+            generator.set_state(_state_like(bits, number))  # which forgets a second normal draw that was in store
 
 
 def _state_like(bits: Any, number: int) -> Any:
