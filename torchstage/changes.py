@@ -3,6 +3,7 @@
 Guarantees: calls no user code; equality is asked of plain values only; a cache that only grows is no change.
 """
 
+import mmap
 import time
 import types
 import zlib
@@ -17,8 +18,12 @@ import torch
 from torchstage.looking import (
     cells_of,
     dict_of,
+    dict_type_of,
     is_a,
+    is_cached_property,
+    is_for_all,
     is_plain,
+    items_of,
     maxlen_of,
     own_attributes,
     slots_of,
@@ -30,7 +35,8 @@ from torchstage.looking import (
 from torchstage.search import Graph, Node
 
 MAX_COMPARED = 1_000  # elements of a container that are remembered one by one; of longer ones only the number
-MAX_BYTES_COMPARED = 64 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
+MAX_BYTES_COMPARED = 4 * 1024 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
+MAX_BYTES_LOOKED_AT = 256 * 1024 * 1024  # a larger one is data, not a place to work in
 MAX_BYTES_KEPT = 4 * 1024 * 1024  # of all arrays together: as far as it goes, they are kept, to be put back
 MAX_SECONDS = 0.05  # of CPU time
 
@@ -93,7 +99,7 @@ def _remember(node: Node, max_bytes_kept: int) -> _Before:
 
 
 def _is_array(value: Any) -> bool:
-    return type(value) in (np.ndarray, torch.Tensor, torch.nn.Parameter)
+    return type(value) in (np.ndarray, torch.Tensor, torch.nn.Parameter, bytearray)
 
 
 def _content(value: Any) -> Any:
@@ -102,8 +108,8 @@ def _content(value: Any) -> Any:
         if is_a(value, kind):
             return kind.__len__(value) if kind.__len__(value) > MAX_COMPARED else list(kind.__iter__(value))
     if is_a(value, dict):
-        return the_dict.__len__(value) if the_dict.__len__(value) > MAX_COMPARED else list(the_dict.items(value))
-    return None
+        return the_dict.__len__(value) if the_dict.__len__(value) > MAX_COMPARED else items_of(value)
+    return value.tell() if type(value) is mmap.mmap else None
 
 
 def _has_changed(before: _Before) -> bool:
@@ -112,8 +118,12 @@ def _has_changed(before: _Before) -> bool:
         return _is_rebound(before.attributes, cells_of(value))
     if _is_array(value):
         return before.content != _checksum(_as_array(value))
-    if _is_rebound(before.attributes, {**own_attributes(value), **slots_of(value)}):
+    now = {**own_attributes(value), **slots_of(value)}
+    caches = {name for name in now.keys() - before.attributes.keys() if is_cached_property(value, name)}
+    if _is_rebound(before.attributes, {name: inner for name, inner in now.items() if name not in caches}):
         return True
+    if type(value) is mmap.mmap:
+        return before.content != value.tell()
     return before.content is not None and _is_overwritten(before.content, _content(value), value)
 
 
@@ -157,8 +167,12 @@ def _length(content: Any) -> int:
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """The memory of an array or CPU tensor, without a copy; None if it cannot be looked at so."""
     try:
+        if type(value) is bytearray:
+            return np.frombuffer(value, np.uint8)
+        if is_for_all(value):
+            return None
         array: Any = value if type(value) is np.ndarray else torch.Tensor.detach(value).numpy()
-        return array if array.flags.c_contiguous and not array.dtype.hasobject else None
+        return None if array.nbytes > MAX_BYTES_LOOKED_AT else array
     except Exception:  # on a device, sparse, conjugated, of a dtype that NumPy does not know
         return None
 
@@ -166,7 +180,9 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
 def _checksum(array: np.ndarray[Any, Any] | None) -> int | None:
     if array is None:
         return None
-    data = array.reshape(-1).view(np.uint8)
+    if array.dtype.hasobject:
+        return zlib.crc32(b"".join(id(inner).to_bytes(8, "little") for inner in array.flat[:MAX_COMPARED]))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     step = -(-data.size // MAX_BYTES_COMPARED) if data.size else 1
     return zlib.crc32(np.ascontiguousarray(data[::step]).tobytes())
 
@@ -180,19 +196,25 @@ def _restore(before: _Before) -> None:
         return
     if before.kept is not None:
         array = _as_array(value)
-        if array is not None and array.shape == before.kept.shape and array.flags.writeable:
+        if type(value) is bytearray:
+            value[:] = before.kept.tobytes()
+        elif array is not None and array.shape == before.kept.shape and array.flags.writeable:
             array[...] = before.kept
         return
     slots = slots_of(value)
     for name in slots.keys() - before.attributes.keys():
         object.__delattr__(value, name)
     for name in slots.keys() & before.attributes.keys():
-        object.__setattr__(value, name, before.attributes[name])
+        if slots[name] is not before.attributes[name]:
+            object.__setattr__(value, name, before.attributes[name])
     own = dict_of(value)
     if own is not None:
         for name in own.keys() - before.attributes.keys():
-            del own[name]
-        own.update({name: old for name, old in before.attributes.items() if name in own or name not in slots})
+            if not is_cached_property(value, name):
+                del own[name]
+        for name, old in before.attributes.items():
+            if (name in own or name not in slots) and own.get(name) is not old:
+                own[name] = old
     content = before.content
     if not isinstance(content, list):
         return
@@ -202,8 +224,11 @@ def _restore(before: _Before) -> None:
         the_deque.clear(value)
         the_deque.extend(value, content)
     elif is_a(value, dict):
-        the_dict.clear(value)
-        the_dict.update(value, content)
+        kind = dict_type_of(value)
+        kind.clear(value)
+        entries = cast("list[tuple[Any, Any]]", content)
+        for key, inner in entries:
+            kind.__setitem__(value, key, inner)
     elif is_a(value, set):
         the_set.clear(value)
         the_set.update(value, content)

@@ -12,7 +12,8 @@ import random
 import sqlite3
 import sys
 import tarfile
-from collections import deque
+import weakref
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from torchstage.handles import CannotCopy, close, copied_generator, copied_handle
-from torchstage.looking import dict_of, is_a, type_of
+from torchstage.looking import dict_of, is_a, owner_of, type_of
 from torchstage.search import COPYABLE_LINKS, Graph, Search
 from torchstage.seeds import digest_of
 from torchstage.twins import is_holder, twin_of
@@ -72,12 +73,14 @@ class _Copier:
     def __init__(self, graph: Graph, dirty: Collection[int], moves: bool) -> None:
         self._moves = moves
         self._graph = graph
-        self._special = {id(found.value): found for found in (*graph.handles, *graph.generators)}
+        own = (found for found in graph.generators if graph.is_own(id(found.value)))  # threads may draw from others'
+        self._special = {id(found.value): found for found in (*graph.handles, *own)}
         if len(graph.handles) > MAX_HANDLES:
             raise CannotCopy(f"{len(graph.handles) - 1} more are open", graph.handles[0].path)
         self._to_copy = self._leading_to([*self._special, *dirty])  # handles first: they are what a message should name
         self._memo: dict[Any, Any] = {}
         self._private = Private({})
+        self._check_views()
 
     def _leading_to(self, dirty: Iterable[int]) -> set[int]:
         """The ids of all that has to be copied: what leads to a copy must be a copy."""
@@ -96,6 +99,16 @@ class _Copier:
                     waiting.append((holder, origin))
         return found
 
+    def _check_views(self) -> None:
+        """Two views of one memory must not be torn apart: then neither can be copied."""
+        arrays = [node for node in self._graph.nodes.values() if is_a(node.value, np.ndarray, torch.Tensor)]
+        if not any(id(node.value) in self._to_copy for node in arrays):
+            return
+        count = Counter(owner_of(node.value) for node in arrays)
+        for node in arrays:
+            if id(node.value) in self._to_copy and count[owner_of(node.value)] > 1:
+                raise CannotCopy("it shares its memory with another array", node.path)
+
     def run(self, roots: dict[str, Any]) -> Private:
         private = self._private
         private.roots = {name: self._copy(root) for name, root in roots.items()}
@@ -104,6 +117,9 @@ class _Copier:
     def _copy(self, value: Any) -> Any:
         id_ = id(value)
         if id_ not in self._to_copy:
+            if type(value) is weakref.ref:
+                target: Any = cast(Any, value)()
+                return weakref.ref(self._copy(target)) if id(target) in self._to_copy else cast(Any, value)
             return _copied_iterator(value) if _is_iterator(value) else value
         if id_ not in self._memo:
             try:

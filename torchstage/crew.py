@@ -1,7 +1,7 @@
 """Crew: a pool, a dataset and a guard in, threads at work out, each with what it must not share.
 
-Guarantees: the first sample ever is made by thread 0 alone, and is judged before the second begins; the other threads
-come in when that says how; a crew that was let in too early has its work done again where it may be wrong.
+Guarantees: the first two samples ever are made by thread 0 alone, and are judged before the next begins; the other
+threads come in when that says how; a crew that was let in too early has its work done again where it may be wrong.
 """
 
 import time
@@ -13,10 +13,10 @@ from torchstage.copies import Private
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Pool, Run
 from torchstage.errors import warn_user
-from torchstage.isolation import Guard, Trial
-from torchstage.plan import FirstSample, Plan, Recipe, plain, trial
+from torchstage.isolation import Guard, Trial, hold_new_generators
+from torchstage.plan import NUM_LOOKED_AT, FirstSamples, Plan, Recipe, plain
 
-FIRST_SAMPLE_SECONDS = 1.0  # how long the other threads are kept out for it
+FIRST_SAMPLE_SECONDS = 2.0  # how long the other threads are kept out for each of the first samples
 
 
 class Crew:
@@ -28,14 +28,14 @@ class Crew:
         self._privates: dict[int, Private] = {}  # of threads that have not started yet
         self._set_up = partial(_set_up, set_up, self._privates)
         self._looks = False  # whether any thread has something of its own
-        self._first: FirstSample | None = None
+        self._first: FirstSamples | None = None
 
     def start(self, run: Run, recipe: Recipe, admit_by: Callable[[Plan], None]) -> None:
         """Have threads for an epoch and batches for them, in the consumer's thread. ``admit_by`` is told the plan for
         the next batches."""
         self._run, self._recipe, self._admit_by = run, recipe, admit_by
         guard = self._guard
-        self._give_own(self._pool.num_threads if guard.is_tried else 1)
+        self._give_own()  # before the sampler is asked: it may change the dataset
         if guard.is_tried or guard.is_serial:
             self._call_in()
             run.fill()
@@ -43,19 +43,19 @@ class Crew:
             self._begin_trial(run)
 
     def _begin_trial(self, run: Run) -> None:
-        """Have the first sample made. From here until it is judged this thread does nothing but wait: whatever changes
-        in the dataset meanwhile, the sample changed."""
+        """Have the first samples made. From here until they are judged this thread does nothing but wait: whatever
+        changes in the dataset meanwhile, the samples changed."""
         own, recipe = self._privates.get(0), self._recipe
         roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn} if own is None else own.roots
-        self._first = FirstSample(run.wake)
-        self._admit_by(Plan(recipe, trial(self._guard, self._first), looks=True))
+        self._first = first = FirstSamples(run.wake)
+        self._admit_by(Plan(recipe, self._guard.serialised, looks=True, first=first))
         run.is_on_trial = True
         run.fill()
         of_first = Trial(self._guard, roots)
         self._warn_of_draws(of_first)
-        self._first.begin(partial(_judge, of_first), time.monotonic() + FIRST_SAMPLE_SECONDS)
+        first.begin(of_first.look, partial(_judge, self._pool, of_first), FIRST_SAMPLE_SECONDS)
         self._pool.start(1, self._set_up)
-        run.call_to_first()
+        run.call_to_first(NUM_LOOKED_AT)
 
     def _warn_of_draws(self, of_first: Trial) -> None:
         if self._recipe.seeds is not None and (names := of_first.uncontrolled(rng.uncontrolled)):
@@ -72,8 +72,12 @@ class Crew:
             return PERIOD_SECONDS
         if first.is_made:
             self._first = None
-            self._conclude()
+            self._conclude(first.is_judged)
             return PERIOD_SECONDS
+        if first.wants_more:
+            first.wants_more = False
+            if not self._run.call_to_first(NUM_LOOKED_AT):
+                first.end()
         patience = first.deadline - time.monotonic()
         if patience > 0:
             return min(patience, PERIOD_SECONDS)
@@ -86,23 +90,25 @@ class Crew:
         """Let go of what was ready for threads that will not come any more."""
         self._privates.clear()
 
-    def _conclude(self) -> None:
-        """Thread 0 made the first sample: let the other threads in, unless it opened what they must not share."""
+    def _conclude(self, is_judged: bool) -> None:
+        """Thread 0 made the first samples: let the other threads in, unless they opened what they must not share."""
         guard, was_alone = self._guard, self._pool.num_started == 1
-        guard.is_tried = True
-        self._looks = self._looks or bool(guard.changing)
+        guard.is_tried = is_judged
+        if guard.changing:
+            self._looks = True
+            self._privates.clear()  # they lack what was found since
         if self._looks or guard.is_serial:  # else the judge has just found that there is nothing to copy
-            self._give_own(self._pool.num_threads)
+            self._give_own()
         plan = self._call_in()
         if was_alone or not guard.is_serial:
             self._run.call_threads()
         else:  # it took so long that they are in: what they made meanwhile may be wrong
             self._run.redo(plan.chain_like)
 
-    def _give_own(self, end: int) -> None:
-        """Have copies ready for the threads up to ``end`` that have not started yet, if they must not share."""
+    def _give_own(self) -> None:
+        """Have copies ready for the threads that have not started yet, if they must not share."""
         guard, recipe = self._guard, self._recipe
-        numbers = range(self._pool.num_started, end)
+        numbers = [n for n in range(self._pool.num_started, self._pool.num_threads) if n not in self._privates]
         if numbers:
             copies = guard.privates(len(numbers), recipe.dataset, recipe.collate_fn)
             self._privates.update(zip(numbers, copies, strict=False))
@@ -122,8 +128,12 @@ class Crew:
 
 def _set_up(set_up: Callable[[int, dict[int, Private]], None], privates: dict[int, Private], number: int) -> None:
     set_up(number, privates)
+    own = threads.private()
+    if own is not None:
+        hold_new_generators(own)  # those that worker_init_fn made
 
 
-def _judge(of_first: Trial, is_alone: bool) -> None:
-    """In the first sample's thread, right after it."""
-    threads.have(of_first.judge(threads.private(), is_alone=is_alone))
+def _judge(pool: Pool, of_first: Trial, is_alone: bool) -> None:
+    """In the first samples' thread, right after the last."""
+    if not pool.is_closed:  # else whoever waited for them has gone on, and may have changed the dataset
+        threads.have(of_first.judge(threads.private(), is_alone=is_alone))

@@ -111,6 +111,8 @@ def _class(module: str, name: str) -> Any:
 def _binary_file(value: Any, memo: dict[Any, Any]) -> Any:
     if value.writable():
         raise CannotCopy("it is open for writing")
+    if type(value) is io.BufferedReader and type(value.raw) is not io.FileIO:
+        raise CannotCopy("it reads from another file object")
     name: Any = value.name
     if not isinstance(name, str | bytes | os.PathLike):
         raise CannotCopy("it has no name to open it by")
@@ -126,6 +128,8 @@ def _binary_file(value: Any, memo: dict[Any, Any]) -> Any:
 def _text_file(value: Any, memo: dict[Any, Any]) -> Any:
     if value.writable():
         raise CannotCopy("it is open for writing")
+    if type(value.buffer) is not io.BufferedReader:
+        raise CannotCopy("it reads from another file object")
     buffer = _binary_file(value.buffer, memo)
     size = os.fstat(buffer.fileno()).st_size
     buffer.seek(0)
@@ -194,6 +198,8 @@ def _zip(value: Any, memo: dict[Any, Any]) -> Any:
 def _connection(value: Any, memo: dict[Any, Any]) -> Any:
     if value.in_transaction:
         raise CannotCopy("it has a transaction that is not committed")
+    if sqlite3.converters.keys() - {"DATE", "TIMESTAMP"}:  # nothing tells whether it uses them
+        raise CannotCopy("whether it converts by declared types cannot be known")
     databases: list[Any] = [row for row in value.execute("PRAGMA database_list").fetchall() if row[1] != "temp"]
     if databases[0][2]:
         twin = sqlite3.connect(databases[0][2], isolation_level=value.isolation_level, check_same_thread=False)

@@ -8,16 +8,18 @@ Guarantees: no user code is called; the user's own objects are left as they were
 datasets that had to be serialised are used at the same time in this process.
 """
 
+import hashlib
 import os
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from torchstage.changes import Snapshot
-from torchstage.copies import CannotCopy, Private, private_copy
+from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
-from torchstage.search import Graph, Search
+from torchstage.looking import is_a
+from torchstage.search import Found, Graph, Search
 from torchstage.stores import stored_to
 from torchstage.twins import is_holder
 
@@ -70,6 +72,7 @@ class Guard:
         self.isolation: Isolation = isolation
         self.is_tried = isolation != "auto"  # whether a first sample was looked at already
         self.is_serial = False
+        self._has_found = False  # whether anything was ever found: a quick look would miss it now and then
         self.changing: set[str] = set()  # paths of objects that a sample changes
         self._last_graph: Graph | None = None  # of a search that found nothing: for the trial that follows it
         self._trouble: str | None = None  # why it was serialised, until that was said
@@ -85,7 +88,7 @@ class Guard:
         if self.is_serial or self.isolation == "shared" or count < 1:
             return []
         roots = {"dataset": dataset, "collate_fn": collate_fn}
-        is_deep = not self.is_tried or bool(self.changing) or self.isolation == "per_thread"
+        is_deep = not self.is_tried or self._has_found or bool(self.changing) or self.isolation == "per_thread"
         graph = Search(is_first=is_deep).run(**roots)
         if not is_guarded:
             graph.handles.clear()
@@ -93,6 +96,7 @@ class Guard:
         if not (dirty or graph.handles or graph.generators):
             self._last_graph = graph if is_guarded and not self.is_tried else None
             return []
+        self._has_found = True
         if not is_deep:  # a quick look found something: now look at all
             graph = Search(is_first=True).run(**roots)
         try:
@@ -167,7 +171,11 @@ class Trial:
         self._guard = guard
         self._roots = roots
         self._before = guard.graph_of(roots)
-        self._snapshot = Snapshot(self._before)
+        self._snapshots = [Snapshot(self._before)]
+
+    def look(self) -> None:
+        """Between the first sample and the second."""
+        self._snapshots.append(Snapshot(Search(is_first=True).run(**self._roots)))
 
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
         """Functions that the objects' code knows by name and that draw past a sample's own generators."""
@@ -180,16 +188,18 @@ class Trial:
         return list(found)
 
     def judge(self, private: Private | None, *, is_alone: bool) -> Private | None:
-        """After the first sample, in its thread: what this thread uses from now on; None if it may go on sharing.
+        """After the first samples, in their thread: what this thread uses from now on; None if it may go on sharing.
 
-        What the sample changed or opened stays with this thread; the objects that it was found in are given back what
-        they held before, so that the other threads (and the user) start from there.
+        What they changed or opened stays with this thread; the objects that it was found in are given back what they
+        held before, so that the other threads (and the user) start from there.
         """
         guard, known = self._guard, {id(found.value) for found in (*self._before.handles, *self._before.generators)}
         graph = Search(is_first=True).run(**self._roots)
         opened = [found for found in (*graph.handles, *graph.generators) if id(found.value) not in known]
+        opened = [found for found in opened if graph.is_own(id(found.value)) or found in graph.handles]
         holders = {holder for found in opened for holder, _ in graph.nodes[id(found.value)].holders}
-        dirty = {id(node.value) for node in self._snapshot.changed()} | holders
+        changed = [node for snapshot in self._snapshots for node in snapshot.changed()]
+        dirty = {id(node.value) for node in changed} | holders
         stored = {id(node.value) for node in stored_to(graph)} - dirty if is_alone else set[int]()
         if not dirty and not stored and not opened:
             return private
@@ -199,15 +209,21 @@ class Trial:
         elif not dirty and not opened:
             return private
         else:
-            own = self._split(graph, dirty, is_alone, is_needed=bool(graph.handles) or is_alone)
+            own = self._split(graph, dirty, is_alone, is_needed=True)
         if own is None:
             return private
-        self._snapshot.put_back(also=holders)
-        guard.changing.update(graph.nodes[id_].path for id_ in dirty if id_ in graph.nodes)
+        self._snapshots[0].put_back(also=dirty)
+        guard.changing.update(path for id_ in dirty if (path := self._path_of(id_, graph)) is not None)
+        hold_new_generators(own, [found for found in opened if found in graph.generators])
         if private is not None:
-            own.held, own.handles = private.held, [*private.handles, *own.handles]
+            own.held, own.handles = [*private.held, *own.held], [*private.handles, *own.handles]
             private.handles = []
         return own
+
+    def _path_of(self, id_: int, graph: Graph) -> str | None:
+        """How to reach an object from the roots as they were before: what the samples set leads nowhere then."""
+        node = next((one.nodes[id_] for one in (self._before, graph) if id_ in one.nodes), None)
+        return None if node is None else node.path
 
     def _split(self, graph: Graph, dirty: set[int], is_alone: bool, *, is_needed: bool = False) -> Private | None:
         """This thread's own; None if it cannot be had. Where it is needed, the dataset is serialised then."""
@@ -219,3 +235,14 @@ class Trial:
             if is_needed:
                 self._guard.give_up(graph, error)
             return None
+
+
+def hold_new_generators(own: Private, found: Sequence[Found] | None = None) -> None:
+    """Have the generators that user code made in a thread's copies seeded for each sample too, alike in each thread."""
+    held = {id(generator) for generator, _ in own.held}
+    if found is None:
+        graph = Search(is_first=False).run(**own.roots)
+        found = [one for one in graph.generators if graph.is_own(id(one.value))]
+    for one in found:
+        if id(one.value) not in held and is_a(one.value, *SEEDED):
+            own.held.append((one.value, hashlib.blake2b(one.path.encode(), digest_size=32).digest()))

@@ -127,6 +127,7 @@ class InlineIterator(_Iterator):
     def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
         """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
         for it, as they are for a thread."""
+        threads.install_answers()
         self._scope = rng.Scope()
         own = self._guard.privates(1, self._dataset, self._collate_fn, is_guarded=False)
         private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
@@ -164,6 +165,8 @@ class ThreadedIterator(_Iterator):
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0")
         threads.install_answers()
+        if loader.sample_rng:
+            rng.install()  # here, not in the first thread that needs it
         self._guard = guard
         self._in_order = loader.in_order
         self._window = partial(window, loader.prefetch_factor, self._num_workers)

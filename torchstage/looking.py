@@ -4,9 +4,12 @@ Guarantees: calls no code of the object's class: no property, ``__getattr__``, `
 """
 
 import types
-from collections import deque
-from functools import lru_cache
+from collections import OrderedDict, deque
+from functools import cached_property, lru_cache
 from typing import Any, cast
+
+import numpy as np
+import torch
 
 the_list: Any = list  # the types' own methods, for objects of subclasses that may have overridden them
 the_tuple: Any = tuple
@@ -14,8 +17,9 @@ the_dict: Any = dict
 the_set: Any = set
 the_frozenset: Any = frozenset
 the_deque: Any = deque
+the_ordered_dict: Any = OrderedDict
 
-PLAIN: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType)
+PLAIN: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), types.ModuleType)
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made by a class statement
 
 
@@ -132,6 +136,40 @@ def maxlen_of(value: Any) -> int | None:
     return the_deque.__dict__["maxlen"].__get__(value)
 
 
-def as_any(value: object) -> Any:
-    """The same, for the type checker."""
-    return cast(Any, value)
+def dict_type_of(value: Any) -> Any:
+    """The built-in type whose methods a dict needs: an OrderedDict keeps its order in a list of its own."""
+    return the_ordered_dict if is_a(value, OrderedDict) else the_dict
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]]:
+    """The entries of a dict, in its own order, by no method of the user's."""
+    keys: Any = dict_type_of(value).__iter__(value)
+    return [(key, the_dict.__getitem__(value, key)) for key in keys]
+
+
+def is_cached_property(value: Any, name: str) -> bool:
+    """Whether an attribute is what a ``functools.cached_property`` of its class keeps there, made once."""
+    return any(type(cls.__dict__.get(name)) is cached_property for cls in type_of(value).__mro__)
+
+
+def owner_of(value: Any) -> Any:
+    """What the memory of an array or tensor belongs to: the same for all views of it."""
+    if is_a(value, torch.Tensor):
+        return ("storage", torch.Tensor.untyped_storage(value).data_ptr())
+    base: Any = value
+    while type(base) is memoryview or getattr(base, "base", None) is not None:
+        base = base.obj if type(base) is memoryview else base.base
+    return ("storage", base.ctypes.data) if type(base) is np.ndarray else ("object", id(base))
+
+
+def is_for_all(value: Any) -> bool:
+    """Whether the memory of an array or tensor is shared among processes or lies in a mapped file: what is written
+    there, worker processes would see too."""
+    if is_a(value, torch.Tensor):
+        return value.device.type != "cpu" or value.layout is not torch.strided or value.is_shared()
+    base: Any = value
+    while base is not None:
+        if not isinstance(base, np.ndarray | memoryview) or isinstance(base, np.memmap):
+            return not isinstance(base, bytes | bytearray)  # a map, a ctypes array, memory of another library
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return False

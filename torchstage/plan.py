@@ -6,6 +6,8 @@ yields is copied, so that the sampler may go on changing it.
 
 import copy
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +24,14 @@ from torchstage.collate import explained
 from torchstage.copies import Private
 from torchstage.engine.pipeline import Admission
 from torchstage.engine.ticket import Batch, Chain
-from torchstage.isolation import Guard
 from torchstage.order import Placed, Places
 from torchstage.seeds import Seeds
 from torchstage.transfer import pinned
 
 Function = Callable[..., Any]
 
+NUM_LOOKED_AT = 2  # samples that are made by one thread alone
+MAX_FAILED = 8  # of the first samples: then what the others showed must do
 SAMPLES_AHEAD_PER_THREAD = 16  # a window of 16 samples a thread keeps a heavy tail (sigma 1) at 0.98 of the ideal
 
 
@@ -49,9 +52,17 @@ class Recipe:
 
 class Plan:
     """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions;
-    ``looks``: a thread that has a copy of its own of the dataset and of ``collate_fn`` uses that."""
+    ``looks``: a thread that has a copy of its own of the dataset and of ``collate_fn`` uses that; ``first`` watches the
+    first samples."""
 
-    def __init__(self, recipe: Recipe, wrap: Callable[[Function], Function], *, looks: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        wrap: Callable[[Function], Function],
+        *,
+        looks: bool = False,
+        first: "FirstSamples | None" = None,
+    ) -> None:
         dataset = recipe.dataset
         self._is_batched = recipe.is_batched
         self._takes_batches = recipe.is_batched and _takes_batches(dataset)
@@ -64,6 +75,8 @@ class Plan:
             one, whole = _drawn(one, recipe.seeds, "sample"), _drawn(whole, recipe.seeds, "batch")
         if looks or recipe.seeds is not None:
             collate = _collated(collate, recipe)
+        if first is not None:
+            one, whole = first.watch(one, 1), first.watch(whole, NUM_LOOKED_AT if recipe.is_batched else 1)
         collate = wrap(collate)
         pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
         self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
@@ -193,42 +206,67 @@ class Source:
         return indices, chain, items
 
 
-class FirstSample:
-    """Tells when the first sample was made, whatever came of it. It is judged in its own thread, before the second."""
+class FirstSamples:
+    """Tells when the first samples were made: two, by one thread, each looked at before the next begins. One shows what
+    a sample sets; the second, what it sets again."""
 
     def __init__(self, announce: Callable[[None], None]) -> None:
         self._announce = announce
+        self._thread: int | None = None  # that makes them: others may have been let in
+        self._num_made = self._num_failed = 0
         self.is_made = False
+        self.is_judged = False
+        self.wants_more = False  # one failed, and with it the rest of its batch
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
 
-    def begin(self, judge: Callable[[bool], None], deadline: float) -> None:
-        """Before it is made: who judges it, and until when (on time.monotonic's clock) the others are kept out."""
-        self._judge = judge
-        self.deadline = deadline
+    def begin(self, look: Callable[[], None], judge: Callable[[bool], None], seconds: float) -> None:
+        """Before they are made: who looks after the first and judges after the last, and for how long the other threads
+        are kept out for each."""
+        self._look, self._judge, self._seconds = look, judge, seconds
+        self.deadline = time.monotonic() + seconds
 
     def stop_waiting(self) -> bool:
-        """Let others in before the first sample is there. False if it is being judged at this moment."""
+        """Let others in before they are there. False if they are being judged at this moment."""
         try:
             self._claim.pop()
         except IndexError:
             return False
         return True
 
-    def watch(self, function: Function) -> Function:
-        """``function``, watched until it returned or raised once."""
+    def end(self) -> None:
+        """There are no more samples to look at."""
+        self.is_made = True
+
+    def watch(self, function: Function, num_samples: int) -> Function:
+        """``function``, which makes that many samples at a time, watched until there were enough."""
 
         def watched(*arguments: Any) -> Any:
-            try:
+            if self.is_made or self._thread not in (None, threading.get_ident()):
                 return function(*arguments)
-            finally:
-                if not self.is_made:
-                    self._end()
+            self._thread = threading.get_ident()
+            try:
+                value = function(*arguments)
+            except BaseException:
+                self._num_failed += 1
+                self.wants_more = True
+                if self._num_failed >= MAX_FAILED:
+                    self._conclude()
+                self._announce(None)
+                raise
+            self._num_made += num_samples
+            if self._num_made >= NUM_LOOKED_AT:
+                self._conclude()
+            else:
+                self._look()
+                self.deadline = time.monotonic() + self._seconds
+            return value
 
         return watched
 
-    def _end(self) -> None:
+    def _conclude(self) -> None:
         try:
             self._judge(self.stop_waiting())
+            self.is_judged = True
         finally:
             self.is_made = True
             self._announce(None)
@@ -237,8 +275,3 @@ class FirstSample:
 def plain(function: Function) -> Function:
     """Nothing goes around it: threads call it as it is."""
     return function
-
-
-def trial(guard: Guard, first: FirstSample) -> Callable[[Function], Function]:
-    """Watched for the first sample, and behind the guard's lock as soon as it has one."""
-    return lambda function: guard.serialised(first.watch(function))

@@ -3,12 +3,15 @@
 Guarantees: bounded in depth, number and CPU time; calls no user code; changes nothing.
 """
 
+import dis
 import gc
 import io
 import logging
+import mmap
 import random
 import sqlite3
 import sys
+import sysconfig
 import tarfile
 import time
 import types
@@ -47,6 +50,7 @@ MAX_DEPTH = 10
 MAX_OBJECTS = 4_000
 MAX_SECONDS = 0.003  # of CPU time: an epoch starts in under 5 ms
 MAX_FIRST_SECONDS = 0.05  # the first time, before and after the first sample
+NUM_OBJECTS_DESCENDED = 512  # objects with attributes of one container that are looked into
 NUM_DESCENDED = 16  # elements of a container that are looked into, from its front and from its end: they are alike
 MAX_FIRST_SCANNED = 2_000_000  # elements of a container whose types are looked at, the first time
 MAX_SCANNED = 20_000  # and later
@@ -58,6 +62,7 @@ HANDLE_PACKAGES = {"h5py", "lmdb", "av", "decord", "torchcodec"}  # any object w
 HIDDEN_HANDLES = {  # classes that hide where they come from, or that are handles for a while
     "lmdb": ("Environment", "Transaction", "Cursor", "_Database"),
     "PIL.ImageFile": ("ImageFile",),  # opened and not read yet
+    "pyarrow.lib": ("NativeFile",),
 }
 GENERATORS: tuple[type, ...] = (
     np.random.Generator,
@@ -73,6 +78,7 @@ OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold d
 SHARED_PACKAGES = {"threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio", "weakref"}
 TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
 
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 Link = str  # how one object holds another: attribute, class, element, call, cell, default, global, held
 COPYABLE_LINKS: frozenset[Link] = frozenset(("attribute", "element", "call", "cell", "default"))  # one holder's own
 
@@ -165,7 +171,7 @@ class Search:
             if is_a(value, *PLAIN) or id(value) in shared or _is_for_sharing(value):
                 continue
             graph.nodes[id(value)] = Node(path, value, [(holder, link)])
-            if is_a(value, *OPAQUE) or type(value) is np.ndarray:
+            if is_a(value, *OPAQUE) or type(value) in (np.ndarray, bytearray, mmap.mmap):
                 continue
             if self._is_handle(value):
                 kind = type_of(value)
@@ -250,6 +256,8 @@ class Search:
                 return
         entries = self._snapshot(the_dict.items(value))
         yield from self._elements(the_list, [inner for _, inner in entries], [key for key, _ in entries])
+        if length <= LONG:
+            yield from ((".<key>", key, "element") for key, _ in entries if not is_plain(key))
 
     def _elements(self, kind: Any, values: Any, keys: list[Any] | None = None) -> Iterator[tuple[str, Any, Link]]:
         """The elements of unsafe types, and some of the others: of a long container only these are looked into."""
@@ -260,11 +268,22 @@ class Search:
             if any(map(self._is_unsafe, kinds)):
                 positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._is_handle(inner))
             if length <= self._max_scanned // 20 and any(map(_has_attributes, kinds)):
-                positions.update(at for at, inner in enumerate(kind.__iter__(values)) if self._holds_unsafe(inner))
+                positions.update(self._with_handles(kind.__iter__(values)))
         for position in sorted(positions):
             try:
                 yield _step(keys[position] if keys else position), kind.__getitem__(values, position), "element"
             except IndexError:  # it became shorter meanwhile
+                return
+
+    def _with_handles(self, values: Iterable[Any]) -> Iterator[int]:
+        """The places of objects: of the first hundreds all, later those whose own attributes are of unsafe types."""
+        num_objects = 0
+        for at, inner in enumerate(values):
+            if _has_attributes(type(inner)):
+                num_objects += 1
+                if num_objects <= NUM_OBJECTS_DESCENDED or self._holds_unsafe(inner):
+                    yield at
+            if at % 256 == 0 and time.thread_time() > self._stop:
                 return
 
     def _snapshot(self, values: Iterable[Any]) -> list[Any]:
@@ -292,12 +311,21 @@ class Search:
         yield from ((f".<closure>.{name}", inner, "cell") for name, inner in cells_of(function).items())
         for position, default in enumerate(function.__defaults__ or ()):
             yield f".__defaults__[{position}]", default, "default"
-        if function.__module__ and function.__module__.partition(".")[0] in ("torch", "torchvision", "numpy", "PIL"):
+        if function.__kwdefaults__:
+            yield ".__kwdefaults__", function.__kwdefaults__, "default"
+        if function.__code__.co_filename.startswith(INSTALLED):  # what libraries keep is theirs to guard
             return
-        for name in function.__code__.co_names:
+        for name in globals_of(function.__code__):
             inner = function.__globals__.get(name)
             if self._is_handle(inner) or is_a(inner, dict, list, types.FunctionType, *TRACED):
                 yield f".<global>.{name}", inner, "global"
+
+
+@lru_cache(maxsize=4096)
+def globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code reads: not those of attributes."""
+    steps = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return tuple(dict.fromkeys(str(step.argval) for step in steps))
 
 
 def _is_for_sharing(value: Any) -> bool:

@@ -67,6 +67,9 @@ def _answer(elsewhere: Any) -> Any:
 
 def _answer_seed(elsewhere: int) -> int:
     """The seed of this loader thread, as in torch's worker of the same number; elsewhere the process's."""
+    scope = rng.current()  # it knows what user code seeded since
+    if scope is not None:
+        return scope.initial_seed
     return elsewhere if _this_thread.info is None else _this_thread.initial_seed
 
 

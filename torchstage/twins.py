@@ -16,14 +16,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 from torchstage.handles import CannotCopy
 from torchstage.looking import (
     dict_of,
+    dict_type_of,
     is_a,
+    items_of,
     length_of,
     maxlen_of,
     new_like,
     own_attributes,
     slots_of,
     the_deque,
-    the_dict,
     the_frozenset,
     the_list,
     the_set,
@@ -33,6 +34,7 @@ from torchstage.looking import (
 
 Copy = Callable[[Any], Any]
 Memo = dict[Any, Any]
+MAX_BYTES = 64 * 1024 * 1024  # of an array that is copied for each thread
 MAX_ELEMENTS = 1_000  # of a container that is taken for one that may change
 
 
@@ -55,7 +57,13 @@ def is_holder(value: Any) -> bool:
 def _array(value: Any, copied: Copy, memo: Memo) -> Any:
     if type(value) is not np.ndarray:
         raise CannotCopy(f"a {type_of(value).__qualname__} cannot be copied without its own code")
+    if value.nbytes > MAX_BYTES:
+        raise CannotCopy(f"an array of {value.nbytes / 2**20:.0f} MiB that samples write to is too large to copy")
     return value.copy()
+
+
+def _bytearray(value: Any, copied: Copy, memo: Memo) -> Any:
+    return bytearray(value)
 
 
 def _tensor(value: Any, copied: Copy, memo: Memo) -> Any:
@@ -84,7 +92,7 @@ def _function(value: Any, copied: Copy, memo: Memo) -> Any:
         None if value.__closure__ is None else tuple(_cell(cell, memo, cells) for cell in value.__closure__),
     )
     memo[id(value)] = twin  # a closure may hold its own function
-    twin.__kwdefaults__ = value.__kwdefaults__
+    twin.__kwdefaults__ = None if value.__kwdefaults__ is None else copied(value.__kwdefaults__)
     twin.__qualname__, twin.__module__, twin.__doc__ = value.__qualname__, value.__module__, value.__doc__
     twin.__dict__.update(value.__dict__)
     for cell in cells:
@@ -116,8 +124,8 @@ def _tuple(value: Any, copied: Copy, memo: Memo) -> Any:
 
 def _dict(value: Any, copied: Copy, memo: Memo) -> Any:
     twin = memo[id(value)] = new_like(value)
-    for key, inner in list(the_dict.items(value)):
-        the_dict.__setitem__(twin, key, copied(inner))
+    for key, inner in items_of(value):
+        dict_type_of(value).__setitem__(twin, copied(key), copied(inner))
     if is_a(value, defaultdict):
         factory: Any = vars(defaultdict)["default_factory"]
         factory.__set__(twin, factory.__get__(value))
@@ -142,6 +150,8 @@ def _deque(value: Any, copied: Copy, memo: Memo) -> Any:
 
 
 def _object(value: Any, copied: Copy, memo: Memo) -> Any:
+    if any("__del__" in cls.__dict__ for cls in type_of(value).__mro__):
+        raise CannotCopy("its class has a __del__, which would run for each copy")  # and might close what it shares
     if is_a(value, _BaseDataLoaderIter):
         raise CannotCopy("an iterator of a DataLoader cannot be copied")
     twin = memo[id(value)] = new_like(value)
@@ -162,6 +172,7 @@ def _with_attributes(twin: Any, value: Any, copied: Copy) -> Any:
 
 
 _COPIERS: tuple[tuple[type, Callable[[Any, Copy, Memo], Any]], ...] = (
+    (bytearray, _bytearray),
     (np.ndarray, _array),
     (torch.Tensor, _tensor),
     (partial, _partial),

@@ -104,11 +104,14 @@ class Run:
             else:
                 self._in_flight.add(batch)
 
-    def call_to_first(self) -> None:
-        """Call the pool's threads to the first batch alone."""
-        head = next((batch for batch in self._in_flight if batch.todo), None)
-        if head is not None:
-            self._pool.call_threads_to(head)
+    def call_to_first(self, num_samples: int) -> bool:
+        """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left."""
+        num_called = 0
+        for batch in self._in_flight:
+            if batch.todo and num_called < num_samples:
+                num_called += batch.size
+                self._pool.call_threads_to(batch)
+        return num_called > 0
 
     def call_threads(self) -> None:
         """Call the pool's threads to what is in flight once more, the first batch first."""
