@@ -22,6 +22,7 @@ from torchstage.looking import (
     is_a,
     is_cached_property,
     is_for_all,
+    is_of_a_library,
     is_plain,
     items_of,
     maxlen_of,
@@ -31,6 +32,7 @@ from torchstage.looking import (
     the_dict,
     the_list,
     the_set,
+    type_of,
 )
 from torchstage.search import Graph, Node
 
@@ -57,7 +59,7 @@ class Snapshot:
     Bounded in CPU time and in bytes kept: what lies beyond is not compared.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, is_own: bool = True) -> None:
         special = {id(found.value) for found in (*graph.handles, *graph.generators)}
         stop = time.thread_time() + MAX_SECONDS
         left = MAX_BYTES_KEPT
@@ -65,7 +67,7 @@ class Snapshot:
         for id_, node in graph.nodes.items():
             if time.thread_time() > stop:
                 break
-            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_):
+            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_) is is_own:
                 before = _remember(node, left)
                 left -= 0 if before.kept is None else before.kept.nbytes
                 self._before.append(before)
@@ -83,6 +85,46 @@ class Snapshot:
         for before in self._before:
             if id(before.node.value) in also or _has_changed(before):
                 _restore(before)
+
+
+class ClassSnapshot:
+    """What the classes of a graph's objects hold now, of what may change: all their objects share it, and so do all
+    copies of these."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._attributes: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        self._before: list[_Before] = []
+        stop = time.thread_time() + MAX_SECONDS
+        for node in graph.nodes.values():
+            for cls in type_of(node.value).__mro__:
+                if id(cls) not in self._attributes and time.thread_time() < stop:
+                    self._attributes[id(cls)] = (node.path, cls, _changeable(cls))
+                    self._before += _contents(cls, node.path)
+
+    def changed_paths(self) -> list[str]:
+        """Paths of class attributes that were set, and of containers, arrays and closures in them that were overwritten
+        since."""
+        found = [before.node.path for before in self._before if _has_changed(before)]
+        for path, cls, before in self._attributes.values():
+            now = _changeable(cls)
+            found += [f"{path}.{name}" for name, old in before.items() if name in now and _is_other(old, now[name])]
+        return found
+
+
+def _changeable(cls: Any) -> dict[str, Any]:
+    """Attributes of a class of the user's that are neither functions nor other machinery."""
+    if is_of_a_library(cls):
+        return {}
+    kept = {name: inner for name, inner in list(cls.__dict__.items()) if not name.startswith("__")}
+    return {name: inner for name, inner in kept.items() if not hasattr(type_of(inner), "__get__")}
+
+
+def _contents(cls: Any, path: str) -> list[_Before]:
+    if is_of_a_library(cls):
+        return []
+    kinds = (list, dict, set, deque, np.ndarray, torch.Tensor, types.FunctionType)
+    own = [(name, inner) for name, inner in list(cls.__dict__.items()) if is_a(inner, *kinds) and name != "__dict__"]
+    return [_remember(Node(f"{path}.{name}", inner), 0) for name, inner in own]
 
 
 def _remember(node: Node, max_bytes_kept: int) -> _Before:

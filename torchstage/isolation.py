@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
-from torchstage.changes import Snapshot
+from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
 from torchstage.looking import is_a
@@ -172,10 +172,13 @@ class Trial:
         self._roots = roots
         self._before = guard.graph_of(roots)
         self._snapshots = [Snapshot(self._before)]
+        self._of_others = [ClassSnapshot(self._before), Snapshot(self._before, is_own=False)]
 
     def look(self) -> None:
         """Between the first sample and the second."""
-        self._snapshots.append(Snapshot(Search(is_first=True).run(**self._roots)))
+        graph = Search(is_first=True).run(**self._roots)
+        self._snapshots.append(Snapshot(graph))
+        self._of_others += [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
 
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
         """Functions that the objects' code knows by name and that draw past a sample's own generators."""
@@ -188,6 +191,14 @@ class Trial:
         return list(found)
 
     def judge(self, private: Private | None, *, is_alone: bool) -> Private | None:
+        """As below; where looking itself fails, the dataset is serialised: what was not understood is not shared."""
+        try:
+            return self._judged(private, is_alone)
+        except Exception as error:
+            self._guard.give_up(self._before, CannotCopy(f"looking at it failed: {error!r}"))
+            return private
+
+    def _judged(self, private: Private | None, is_alone: bool) -> Private | None:
         """After the first samples, in their thread: what this thread uses from now on; None if it may go on sharing.
 
         What they changed or opened stays with this thread; the objects that it was found in are given back what they
@@ -195,6 +206,11 @@ class Trial:
         """
         guard, known = self._guard, {id(found.value) for found in (*self._before.handles, *self._before.generators)}
         graph = Search(is_first=True).run(**self._roots)
+        of_others = [path for snapshot in self._of_others for path in snapshot.changed_paths()]
+        if of_others:
+            why = "it belongs to a class or a module, which has no copies for single threads"
+            guard.give_up(graph, CannotCopy(why, of_others[0]))
+            return private
         opened = [found for found in (*graph.handles, *graph.generators) if id(found.value) not in known]
         opened = [found for found in opened if graph.is_own(id(found.value)) or found in graph.handles]
         holders = {holder for found in opened for holder, _ in graph.nodes[id(found.value)].holders}
@@ -218,6 +234,7 @@ class Trial:
         if private is not None:
             own.held, own.handles = [*private.held, *own.held], [*private.handles, *own.handles]
             private.handles = []
+            own.copies.append(private)  # its objects may have finalizers
         return own
 
     def _path_of(self, id_: int, graph: Graph) -> str | None:

@@ -3,6 +3,8 @@
 Guarantees: calls no code of the object's class: no property, ``__getattr__``, ``__iter__`` or ``__len__``.
 """
 
+import sys
+import sysconfig
 import types
 from collections import OrderedDict, deque
 from functools import cached_property, lru_cache
@@ -20,6 +22,7 @@ the_deque: Any = deque
 the_ordered_dict: Any = OrderedDict
 
 PLAIN: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), types.ModuleType)
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made by a class statement
 
 
@@ -68,6 +71,15 @@ def package_of(kind: Any) -> str:
     """The top package that a class comes from; empty if it does not say."""
     module: Any = kind.__module__
     return module.partition(".")[0] if type(module) is str else ""  # a stand-in's class may have a property there
+
+
+def is_of_a_library(cls: Any) -> bool:
+    """Whether a class comes from Python or from an installed package: what it keeps is its own to guard."""
+    if cls.__flags__ & HEAP_TYPE == 0:
+        return True
+    module: Any = sys.modules.get(cls.__module__ if type(cls.__module__) is str else "")
+    file: Any = getattr(module, "__file__", None)
+    return type(file) is str and file.startswith(INSTALLED)
 
 
 def dict_of(value: Any) -> dict[str, Any] | None:

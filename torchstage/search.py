@@ -11,7 +11,6 @@ import mmap
 import random
 import sqlite3
 import sys
-import sysconfig
 import tarfile
 import time
 import types
@@ -27,9 +26,11 @@ import numpy as np
 import torch
 
 from torchstage.looking import (
+    INSTALLED,
     PLAIN,
     cells_of,
     is_a,
+    is_of_a_library,
     is_plain,
     issubclass_of,
     length_of,
@@ -47,7 +48,7 @@ from torchstage.looking import (
 )
 
 MAX_DEPTH = 10
-MAX_OBJECTS = 4_000
+MAX_OBJECTS = 20_000
 MAX_SECONDS = 0.003  # of CPU time: an epoch starts in under 5 ms
 MAX_FIRST_SECONDS = 0.05  # the first time, before and after the first sample
 NUM_OBJECTS_DESCENDED = 512  # objects with attributes of one container that are looked into
@@ -78,7 +79,6 @@ OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold d
 SHARED_PACKAGES = {"threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio", "weakref"}
 TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
 
-INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 Link = str  # how one object holds another: attribute, class, element, call, cell, default, global, held
 COPYABLE_LINKS: frozenset[Link] = frozenset(("attribute", "element", "call", "cell", "default"))  # one holder's own
 
@@ -317,7 +317,11 @@ class Search:
             return
         for name in globals_of(function.__code__):
             inner = function.__globals__.get(name)
-            if self._is_handle(inner) or is_a(inner, dict, list, types.FunctionType, *TRACED):
+            if (
+                self._is_handle(inner)
+                or is_a(inner, dict, list, types.FunctionType, *TRACED)
+                or _is_of_the_users(inner)
+            ):
                 yield f".<global>.{name}", inner, "global"
 
 
@@ -326,6 +330,11 @@ def globals_of(code: types.CodeType) -> tuple[str, ...]:
     """The global names that code reads: not those of attributes."""
     steps = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     return tuple(dict.fromkeys(str(step.argval) for step in steps))
+
+
+def _is_of_the_users(value: Any) -> bool:
+    """Whether it is an object with attributes, of a class that is not a library's."""
+    return not is_a(value, type) and _has_attributes(type_of(value)) and not is_of_a_library(type_of(value))
 
 
 def _is_for_sharing(value: Any) -> bool:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable
 from functools import lru_cache
 
-from torchstage.looking import dict_of, is_plain
+from torchstage.looking import cells_of, dict_of, is_plain
 from torchstage.search import Graph, Node
 
 ENTRIES: frozenset[str] = frozenset(
@@ -19,7 +19,8 @@ STORES = ("STORE_ATTR", "DELETE_ATTR")
 
 
 def stored_to(graph: Graph) -> list[Node]:
-    """The objects of the graph with a plain attribute that code which a sample may run sets."""
+    """The objects of the graph with a plain attribute that code which a sample may run sets, and the functions that
+    set a plain variable of the function around them."""
     by_holder: dict[int, list[types.FunctionType]] = {}
     functions: list[types.FunctionType] = []
     for node in graph.nodes.values():
@@ -28,7 +29,7 @@ def stored_to(graph: Graph) -> list[Node]:
             for holder, _ in node.holders:
                 by_holder.setdefault(holder, []).append(node.value)
     running = _running(functions)
-    found: list[Node] = []
+    found = [node for id_, node in graph.nodes.items() if _sets_a_cell(node.value) and graph.is_own(id_)]
     for holder, own in by_holder.items():
         node = graph.nodes.get(holder)
         attributes = None if node is None else dict_of(node.value)
@@ -38,6 +39,14 @@ def stored_to(graph: Graph) -> list[Node]:
         if any(is_plain(attributes[name]) for name in names & attributes.keys()):
             found.append(node)
     return found
+
+
+def _sets_a_cell(function: object) -> bool:
+    """Whether it is a function that sets a plain variable of the one around it (``nonlocal``)."""
+    if type(function) is not types.FunctionType:
+        return False
+    cells = cells_of(function)
+    return any(is_plain(cells[name]) for name in _sets_cells(function.__code__) & cells.keys())
 
 
 def _running(functions: Iterable[types.FunctionType]) -> set[types.CodeType]:
@@ -62,6 +71,12 @@ def _running(functions: Iterable[types.FunctionType]) -> set[types.CodeType]:
 def _names(code: types.CodeType) -> frozenset[str]:
     inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
     return frozenset(code.co_names).union(*inner)
+
+
+@lru_cache(maxsize=1024)
+def _sets_cells(code: types.CodeType) -> frozenset[str]:
+    own = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_DEREF"}
+    return frozenset(own & set(code.co_freevars))
 
 
 @lru_cache(maxsize=1024)

@@ -23,6 +23,7 @@ from torchstage.looking import (
     maxlen_of,
     new_like,
     own_attributes,
+    package_of,
     slots_of,
     the_deque,
     the_frozenset,
@@ -35,6 +36,7 @@ from torchstage.looking import (
 Copy = Callable[[Any], Any]
 Memo = dict[Any, Any]
 MAX_BYTES = 64 * 1024 * 1024  # of an array that is copied for each thread
+HARMLESS = {"datasets"}  # packages whose classes have a __del__ that lets go of its own attributes, no more
 MAX_ELEMENTS = 1_000  # of a container that is taken for one that may change
 
 
@@ -150,7 +152,7 @@ def _deque(value: Any, copied: Copy, memo: Memo) -> Any:
 
 
 def _object(value: Any, copied: Copy, memo: Memo) -> Any:
-    if any("__del__" in cls.__dict__ for cls in type_of(value).__mro__):
+    if any("__del__" in cls.__dict__ and package_of(cls) not in HARMLESS for cls in type_of(value).__mro__):
         raise CannotCopy("its class has a __del__, which would run for each copy")  # and might close what it shares
     if is_a(value, _BaseDataLoaderIter):
         raise CannotCopy("an iterator of a DataLoader cannot be copied")
