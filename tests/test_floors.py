@@ -30,7 +30,7 @@ ENGINE = {
 FLOOR_1 = {
     "crew": {"copies", "errors", "isolation", "plan", "rng", "threads"},
     "plan": {"buffers", "collate", "copies", "isolation", "order", "rng", "seeds", "transfer"},
-    "isolation": {"changes", "copies", "errors", "search", "stores", "twins"},
+    "isolation": {"changes", "copies", "errors", "looking", "search", "stores", "twins"},
     "changes": {"looking", "search"},
     "stores": {"looking", "search"},
     "copies": {"handles", "looking", "search", "seeds", "twins"},

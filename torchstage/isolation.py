@@ -174,11 +174,14 @@ class Trial:
         self._snapshots = [Snapshot(self._before)]
         self._of_others = [ClassSnapshot(self._before), Snapshot(self._before, is_own=False)]
 
-    def look(self) -> None:
-        """Between the first sample and the second."""
+    def look(self) -> bool:
+        """Between the first sample and the second. False if there should be no second before the judge has spoken: the
+        first opened what cannot be copied, and another loader may use it just now."""
         graph = Search(is_first=True).run(**self._roots)
         self._snapshots.append(Snapshot(graph))
         self._of_others += [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
+        known = {id(found.value) for found in self._before.handles}
+        return all(id(found.value) in known or graph.is_own(id(found.value)) for found in graph.handles)
 
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
         """Functions that the objects' code knows by name and that draw past a sample's own generators."""

@@ -219,9 +219,9 @@ class FirstSamples:
         self.wants_more = False  # one failed, and with it the rest of its batch
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
 
-    def begin(self, look: Callable[[], None], judge: Callable[[bool], None], seconds: float) -> None:
-        """Before they are made: who looks after the first and judges after the last, and for how long the other threads
-        are kept out for each."""
+    def begin(self, look: Callable[[], bool], judge: Callable[[bool], None], seconds: float) -> None:
+        """Before they are made: who looks after the first (and tells whether to go on) and judges after the last, and
+        for how many seconds the other threads are kept out for each."""
         self._look, self._judge, self._seconds = look, judge, seconds
         self.deadline = time.monotonic() + seconds
 
@@ -254,10 +254,9 @@ class FirstSamples:
                 self._announce(None)
                 raise
             self._num_made += num_samples
-            if self._num_made >= NUM_LOOKED_AT:
+            if self._num_made >= NUM_LOOKED_AT or not self._look():
                 self._conclude()
             else:
-                self._look()
                 self.deadline = time.monotonic() + self._seconds
             return value
 

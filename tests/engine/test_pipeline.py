@@ -317,6 +317,7 @@ def test_on_trial_only_the_first_batch_is_worked_on_until_threads_are_called():
         run = Run(pool, iter([([0, 1], chain, None), ([2], chain, None), ([3], chain, None)]), lambda batch: 3)
         run.is_on_trial = True
         run.fill()
+        assert run.call_to_first(2)
         next_of(run)
         with pytest.raises(TimedOut):
             next_of(run, timeout_seconds=0.02)

@@ -135,7 +135,7 @@ def test_a_copied_loader_still_finds_its_handles(tmp_path: Any) -> None:
     """The lock around an unsafe dataset stays behind; the copy makes one of its own."""
     path = tmp_path / "numbers"
     path.write_text("0 1 2 3")
-    with path.open() as file:
+    with path.open("r+") as file:  # of a file that is open for writing there are no copies
         dataset = Indices(4)
         dataset.file = file
         loader = StageLoader(dataset, num_workers=2)
