@@ -12,7 +12,6 @@ import random
 import sqlite3
 import sys
 import tarfile
-import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -117,9 +116,6 @@ class _Copier:
     def _copy(self, value: Any) -> Any:
         id_ = id(value)
         if id_ not in self._to_copy:
-            if type(value) is weakref.ref:
-                target: Any = cast(Any, value)()
-                return weakref.ref(self._copy(target)) if id(target) in self._to_copy else cast(Any, value)
             return _copied_iterator(value) if _is_iterator(value) else value
         if id_ not in self._memo:
             try:

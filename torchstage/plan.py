@@ -254,7 +254,7 @@ class FirstSamples:
                 self._announce(None)
                 raise
             self._num_made += num_samples
-            if self._num_made >= NUM_LOOKED_AT or not self._look():
+            if self._num_made >= NUM_LOOKED_AT or not self._claim or not self._look():
                 self._conclude()
             else:
                 self.deadline = time.monotonic() + self._seconds

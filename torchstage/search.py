@@ -14,6 +14,7 @@ import sys
 import tarfile
 import time
 import types
+import weakref
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -226,6 +227,8 @@ class Search:
             yield ".__func__", value.__func__, "call"
         elif is_a(value, types.FunctionType):
             yield from self._of_function(value)
+        elif type(value) is weakref.ref:
+            yield "()", cast(Any, value)(), "element"
         elif is_a(value, *TRACED):
             yield from ((".<held>", inner, "held") for inner in gc.get_referents(value))
         elif is_a(value, list):
@@ -339,7 +342,7 @@ def _is_of_the_users(value: Any) -> bool:
 
 def _is_for_sharing(value: Any) -> bool:
     """Whether it is a lock, queue, executor or the like: made to be used by several threads, useless when copied."""
-    return package_of(type_of(value)) in SHARED_PACKAGES
+    return package_of(type_of(value)) in SHARED_PACKAGES and type(value) is not weakref.ref
 
 
 def _kinds_of(values: Iterable[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ Guarantees: no code of the object's class runs; a twin is in the memo before wha
 """
 
 import types
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -62,6 +63,10 @@ def _array(value: Any, copied: Copy, memo: Memo) -> Any:
     if value.nbytes > MAX_BYTES:
         raise CannotCopy(f"an array of {value.nbytes / 2**20:.0f} MiB that samples write to is too large to copy")
     return value.copy()
+
+
+def _weak_reference(value: Any, copied: Copy, memo: Memo) -> Any:
+    return weakref.ref(copied(value()))
 
 
 def _bytearray(value: Any, copied: Copy, memo: Memo) -> Any:
@@ -174,6 +179,7 @@ def _with_attributes(twin: Any, value: Any, copied: Copy) -> Any:
 
 
 _COPIERS: tuple[tuple[type, Callable[[Any, Copy, Memo], Any]], ...] = (
+    (weakref.ref, _weak_reference),
     (bytearray, _bytearray),
     (np.ndarray, _array),
     (torch.Tensor, _tensor),
