@@ -1,0 +1,99 @@
+"""Datasets that break in plain threads: that they do, and that a loader makes every sample of theirs right."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from .breaking import BREAKING, COPIED, SERIALISED, STORIES, UNSEEN
+from .stories import NUM_SAMPLES, breaks, caught_warnings, values_of
+
+TESTS = Path(__file__).parents[1]
+
+
+def breaks_elsewhere(name: str, folder: Path) -> bool:
+    """Whether it breaks in a process of its own: a crash counts, and that it hangs."""
+    places = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "isolation.breaking", name, str(folder)],
+            env={**os.environ, "PYTHONPATH": places},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return ended.returncode < 0 or ended.stdout.strip() == "it breaks"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that two threads open at once
+@pytest.mark.parametrize("name", STORIES)
+def test_it_breaks_when_threads_share_it(name, tmp_path, short_switch_interval):
+    told = STORIES[name]
+    if told.may_crash:
+        assert breaks_elsewhere(name, tmp_path)
+        return
+    with told.opened(tmp_path) as case:
+        assert breaks(told, case)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_it_is_right_in_one_thread(name, tmp_path):
+    """The story tells the truth: so DataLoader sees it."""
+    told = STORIES[name]
+    with told.opened(tmp_path) as case:
+        loader = DataLoader(case.dataset, batch_size=2, collate_fn=case.collate_fn)
+        assert values_of(loader) == told.all_right()
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_it_is_right_without_a_word_from_the_user(name, tmp_path, short_switch_interval):
+    told = BREAKING[name]
+    with told.opened(tmp_path) as case, caught_warnings():
+        for num_workers in (2, 8):
+            loader = case.loader(num_workers=num_workers)
+            for _ in range(2):
+                assert values_of(loader) == told.all_right()
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_it_is_right_from_epoch_to_epoch_with_the_same_threads(name, tmp_path, short_switch_interval):
+    told = BREAKING[name]
+    with told.opened(tmp_path) as case, caught_warnings(), case.loader(persistent_workers=True) as loader:
+        for _ in range(3):
+            assert values_of(loader) == told.all_right()
+
+
+@pytest.mark.parametrize("name", [name for name in STORIES if name != "a_sqlite_connection"])
+def test_it_is_right_behind_a_lock(name, tmp_path, short_switch_interval):
+    """A connection of sqlite that another thread made is an error even then."""
+    told = STORIES[name]
+    with told.opened(tmp_path) as case:
+        assert values_of(case.loader(isolation="serial")) == told.all_right()
+
+
+@pytest.mark.parametrize("name", [*COPIED, "state_of_later_samples", "state_of_the_second_part"])
+def test_it_is_right_with_a_copy_for_each_thread(name, tmp_path, short_switch_interval):
+    told = STORIES[name]
+    with told.opened(tmp_path) as case:
+        loader = case.loader(isolation="per_thread", num_workers=8)
+        for _ in range(2):
+            assert values_of(loader) == told.all_right()
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_what_is_copied_is_copied_in_silence(name, tmp_path):
+    with COPIED[name].opened(tmp_path) as case, caught_warnings() as messages:
+        values_of(case.loader())
+    assert messages == []
+
+
+def test_there_are_enough_of_them():
+    assert len(COPIED) >= 14
+    assert len(SERIALISED) >= 5
+    assert len(UNSEEN) == 3
+    assert all(len(told.all_right()) == NUM_SAMPLES for told in STORIES.values())
