@@ -76,7 +76,10 @@ class _Copier:
         self._special = {id(found.value): found for found in (*graph.handles, *own)}
         if len(graph.handles) > MAX_HANDLES:
             raise CannotCopy(f"{len(graph.handles) - 1} more are open", graph.handles[0].path)
-        self._to_copy = self._leading_to([*self._special, *dirty])  # handles first: they are what a message should name
+        self._on_class = self._of_classes()
+        # Handles first: they are what a message should name.
+        self._to_copy = self._leading_to([*self._special, *dirty, *self._on_class])
+        )  # handles first: they are what a message should name
         self._memo: dict[Any, Any] = {}
         self._private = Private({})
         self._check_views()
@@ -96,6 +99,17 @@ class _Copier:
                     raise CannotCopy(f"it belongs to {whose[link]}, which has no copies for single threads", origin)
                 if holder:
                     waiting.append((holder, origin))
+        return found
+
+    def _of_classes(self) -> dict[int, list[tuple[str, Any]]]:
+        """Generators that a class holds for its objects, by the ids of these: a copy gets one of its own, which hides
+        the class's."""
+        found: dict[int, list[tuple[str, Any]]] = {}
+        for generator in self._graph.generators:
+            for holder, link in self._graph.nodes[id(generator.value)].holders:
+                if link == "class" and holder in self._graph.nodes and self._graph.is_own(holder):
+                    name = generator.path.rpartition(".")[2]
+                    found.setdefault(holder, []).append((name, generator.value))
         return found
 
     def _check_views(self) -> None:
@@ -126,7 +140,18 @@ class _Copier:
                 raise CannotCopy(repr(error), self._graph.nodes[id_].path) from error
             self._memo[id_] = twin
             self._private.copies.append(twin)
+            for name, generator in self._on_class.get(id_, ()):
+                place = dict_of(twin)
+                if place is not None:
+                    place.setdefault(name, self._generator_of_a_class(generator))
         return self._memo[id_]
+
+    def _generator_of_a_class(self, generator: Any) -> Any:
+        if id(generator) not in self._memo:
+            self._memo[id(generator)] = twin = generator if self._moves else copied_generator(generator)
+            if not self._moves and is_a(generator, *SEEDED):
+                self._private.held.append((twin, digest_of(generator)))
+        return self._memo[id(generator)]
 
     def _special_copy(self, value: Any) -> Any:
         is_generator = any(found.value is value for found in self._graph.generators)

@@ -35,8 +35,9 @@ class Crew:
         the next batches."""
         self._run, self._recipe, self._admit_by = run, recipe, admit_by
         guard = self._guard
+        guard.notice(recipe.dataset)
         self._give_own()  # before the sampler is asked: it may change the dataset
-        if guard.is_tried or guard.is_serial:
+        if guard.is_tried or guard.is_serial or self._pool.num_started > 1:  # threads that were kept are not alone
             self._call_in()
             run.fill()
         else:

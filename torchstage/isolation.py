@@ -18,10 +18,10 @@ from typing import Any, Literal, cast
 from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
-from torchstage.looking import is_a
+from torchstage.looking import dict_of, is_a, own_attributes
 from torchstage.search import Found, Graph, Search
 from torchstage.stores import stored_to
-from torchstage.twins import is_holder
+from torchstage.twins import is_holder, small_arrays
 
 Isolation = Literal["auto", "shared", "per_thread", "serial"]
 ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "per_thread", "serial")
@@ -74,6 +74,7 @@ class Guard:
         self.is_serial = False
         self._has_found = False  # whether anything was ever found: a quick look would miss it now and then
         self.changing: set[str] = set()  # paths of objects that a sample changes
+        self._parts: set[tuple[str, int, int]] | None = None  # of the dataset, as they were last
         self._last_graph: Graph | None = None  # of a search that found nothing: for the trial that follows it
         self._trouble: str | None = None  # why it was serialised, until that was said
         if isolation == "serial":
@@ -106,6 +107,15 @@ class Guard:
                 self.give_up(graph, error)
             return []
 
+    def notice(self, dataset: Any) -> None:
+        """Try the first samples again if the dataset was given other parts since they were tried."""
+        now = {
+            (name, id(type(part)), id(part) if dict_of(part) else 0) for name, part in own_attributes(dataset).items()
+        }
+        if self.isolation == "auto" and self._parts is not None and now != self._parts:
+            self.is_tried = False
+        self._parts = now
+
     def graph_of(self, roots: dict[str, Any]) -> Graph:
         """What the objects hold: as it was found a moment ago, or searched for now."""
         graph, self._last_graph = self._last_graph, None
@@ -113,7 +123,8 @@ class Guard:
 
     def _dirty(self, graph: Graph) -> set[int]:
         if self.isolation == "per_thread":
-            return {id_ for id_, node in graph.nodes.items() if is_holder(node.value) and graph.is_own(id_)}
+            own = {id_: node.value for id_, node in graph.nodes.items() if graph.is_own(id_)}
+            return {id_ for id_, value in own.items() if is_holder(value)} | small_arrays(own)
         return {id_ for id_, node in graph.nodes.items() if node.path in self.changing}
 
     def give_up(self, graph: Graph, error: CannotCopy) -> None:
@@ -216,7 +227,7 @@ class Trial:
             return private
         opened = [found for found in (*graph.handles, *graph.generators) if id(found.value) not in known]
         opened = [found for found in opened if graph.is_own(id(found.value)) or found in graph.handles]
-        holders = {holder for found in opened for holder, _ in graph.nodes[id(found.value)].holders}
+        holders = _above(graph, [id(found.value) for found in opened])
         changed = [node for snapshot in self._snapshots for node in snapshot.changed()]
         dirty = {id(node.value) for node in changed} | holders
         stored = {id(node.value) for node in stored_to(graph)} - dirty if is_alone else set[int]()
@@ -255,6 +266,17 @@ class Trial:
             if is_needed:
                 self._guard.give_up(graph, error)
             return None
+
+
+def _above(graph: Graph, ids: list[int]) -> set[int]:
+    """The ids of the objects that lead from the roots to these."""
+    found: set[int] = set()
+    waiting = [*ids]
+    while waiting:
+        above = {holder for holder, _ in graph.nodes[waiting.pop()].holders if holder} - found
+        found |= above
+        waiting += above
+    return found
 
 
 def hold_new_generators(own: Private, found: Sequence[Found] | None = None) -> None:

@@ -12,6 +12,7 @@ import random
 from _random import Random as CoreRandom
 from collections.abc import Callable, Mapping
 from functools import wraps
+from types import MethodType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -61,13 +62,15 @@ def uncontrolled(function_globals: Mapping[str, Any]) -> list[str]:
         name
         for name, value in function_globals.items()
         if id(value) in beyond
-        or getattr(value, "__self__", None) is _shared_numpy
+        # by type first: a stand-in for a missing package may raise whatever it is asked
+        or (type(value) in _BOUND and value.__self__ is _shared_numpy)
         # a bound builtin is made anew by every attribute access, so that two are equal but not identical
         or (type(value) is _BUILTIN and value.__self__ is _shared)
     ]
 
 
 _BUILTIN = type(_shared.random)
+_BOUND: set[Any] = {_BUILTIN, type(_shared_numpy.rand), MethodType}
 
 
 # Python's ---------------------------------------------------------------------------------------------------

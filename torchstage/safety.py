@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from torchstage.changes import Snapshot
+from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.loader import StageLoader
+from torchstage.looking import packages
 from torchstage.search import Search
 
 SWITCH_SECONDS = 1e-6  # a thousandth of Python's usual interval: what can be interrupted between two steps, will be
 NUM_ROUNDS = 3  # passes with many threads: a race does not show every time
 MAX_DIFFERENCES = 10
+CRASHING = {"av", "decord", "torchcodec", "lmdb", "PIL", "h5py"}  # packages whose objects were seen to
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,18 @@ class Report:
     num_threads: int
     differences: tuple[Difference, ...]
     suspects: tuple[str, ...]
+    untried: tuple[str, ...] = ()  # objects that can crash the process when threads share them: none was tried
 
     @property
     def is_safe(self) -> bool:
         """Whether every sample was the same with many threads as with one."""
-        return not self.differences
+        return not self.differences and not self.untried
 
     def __str__(self) -> str:
         head = f"{self.num_samples} samples with {self.num_threads} threads and with one: "
         head += "all the same." if self.is_safe else f"{len(self.differences)} or more differ."
+        if self.untried:
+            head = f"Not tried: threads that share {', '.join(self.untried)} can crash the process."
         lines = [head, *(f"  {difference}" for difference in self.differences[:MAX_DIFFERENCES])]
         if self.suspects:
             lines.append("Threads had better not share: " + ", ".join(self.suspects) + ".")
@@ -95,9 +100,16 @@ def check_thread_safety(
         size = len(cast(Any, dataset))
         indices = list(range(0, size, max(1, size // num_samples)))[:num_samples]
     single = _sample_of if collate_fn is None else _Collated(collate_fn)
-    graph = Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
-    snapshot = Snapshot(graph)
-    expected = [sample for _, sample in _samples(dataset, indices, single, 1)]
+    before = Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
+    snapshots = [Snapshot(before), Snapshot(before, is_own=False), ClassSnapshot(before)]
+    expected = [sample for _, sample in _samples(dataset, indices, single, 0)]
+    after = Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
+    found = {one.path: one for one in (*before.handles, *before.generators, *after.handles, *after.generators)}
+    changed = (path for snapshot in snapshots for path in snapshot.changed_paths())
+    suspects = tuple(dict.fromkeys([*found, *changed]))
+    untried = tuple(one.path for one in found.values() if not packages(type(one.value)).isdisjoint(CRASHING))
+    if untried:
+        return Report(len(indices), num_threads, (), suspects, untried)
     differences: dict[int, Difference] = {}
     with _switching_often():
         for _ in range(NUM_ROUNDS):
@@ -107,10 +119,7 @@ def check_thread_safety(
                     differences.setdefault(at, difference)
             if differences:
                 break
-    after = Search(is_first=True).run(dataset=dataset, collate_fn=collate_fn)
-    found = [*after.handles, *after.generators]
-    suspects = dict.fromkeys([*(f.path for f in found), *snapshot.changed_paths()])
-    return Report(len(indices), num_threads, tuple(differences[at] for at in sorted(differences)), tuple(suspects))
+    return Report(len(indices), num_threads, tuple(differences[at] for at in sorted(differences)), suspects)
 
 
 class _Collated:
@@ -130,11 +139,18 @@ def _sample_of(sample: Any) -> Any:
 def _samples(
     dataset: Any, indices: Sequence[Any], single: Callable[[Any], Any], num_threads: int
 ) -> Iterator[tuple[int, Any]]:
-    """Each sample with its place, or what it raised. With one thread an error is raised."""
+    """Each sample with its place, or what it raised. With no thread but the caller's an error is raised."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more threads than cores: on purpose
         loader: Any = StageLoader(
-            dataset, None, sampler=indices, num_workers=num_threads, collate_fn=single, isolation="shared", seed=0
+            dataset,
+            None,
+            sampler=indices,
+            num_workers=num_threads,
+            collate_fn=single,
+            generator=torch.Generator(),  # the process's is left alone
+            isolation="shared",
+            seed=0,
         )
         with loader:
             iterator = iter(loader)
@@ -142,7 +158,7 @@ def _samples(
                 try:
                     yield at, next(iterator)
                 except Exception as error:
-                    if num_threads == 1:
+                    if num_threads == 0:
                         raise
                     yield at, error
 
@@ -166,6 +182,8 @@ def _difference(index: Any, expected: Any, got: Any) -> Difference | None:
 
 def _unequal(one: Any, other: Any) -> str | None:
     """Where two samples differ; None if they are equal, as far as can be told."""
+    if one is other:
+        return None
     if type(one) is not type(other):
         return ""
     if isinstance(one, Mapping):

@@ -77,7 +77,17 @@ _STANDARD = {"builtins", "_io", "io", "tarfile", "zipfile", "sqlite3", "gzip", "
 _LIBRARIES = {*_STANDARD, "numpy", "torch", "PIL", *HANDLE_PACKAGES}  # whose handles hold nothing of the user's
 OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
 OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
-SHARED_PACKAGES = {"threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent", "asyncio", "weakref"}
+SHARED_PACKAGES = {
+    "pathlib",
+    "threading",
+    "_thread",
+    "queue",
+    "_queue",
+    "multiprocessing",
+    "concurrent",
+    "asyncio",
+    "weakref",
+}
 TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
 
 Link = str  # how one object holds another: attribute, class, element, call, cell, default, global, held
