@@ -79,7 +79,6 @@ class _Copier:
         self._on_class = self._of_classes()
         # Handles first: they are what a message should name.
         self._to_copy = self._leading_to([*self._special, *dirty, *self._on_class])
-        )  # handles first: they are what a message should name
         self._memo: dict[Any, Any] = {}
         self._private = Private({})
         self._check_views()

@@ -110,7 +110,8 @@ class Guard:
     def notice(self, dataset: Any) -> None:
         """Try the first samples again if the dataset was given other parts since they were tried."""
         now = {
-            (name, id(type(part)), id(part) if dict_of(part) else 0) for name, part in own_attributes(dataset).items()
+            (name, id(type_of(part)), id(part) if dict_of(part) else 0)
+            for name, part in own_attributes(dataset).items()
         }
         if self.isolation == "auto" and self._parts is not None and now != self._parts:
             self.is_tried = False
