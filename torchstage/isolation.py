@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
-from torchstage.looking import dict_of, is_a, own_attributes
+from torchstage.looking import dict_of, is_a, own_attributes, type_of
 from torchstage.search import Found, Graph, Search
 from torchstage.stores import stored_to
 from torchstage.twins import is_holder, small_arrays
@@ -109,10 +109,8 @@ class Guard:
 
     def notice(self, dataset: Any) -> None:
         """Try the first samples again if the dataset was given other parts since they were tried."""
-        now = {
-            (name, id(type_of(part)), id(part) if dict_of(part) else 0)
-            for name, part in own_attributes(dataset).items()
-        }
+        parts = own_attributes(dataset).items()
+        now = {(name, id(type_of(part)), id(part) if dict_of(part) else 0) for name, part in parts}
         if self.isolation == "auto" and self._parts is not None and now != self._parts:
             self.is_tried = False
         self._parts = now
