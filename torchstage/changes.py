@@ -34,9 +34,9 @@ from torchstage.looking import (
     the_set,
     type_of,
 )
-from torchstage.search import Graph, Node
+from torchstage.search import Graph, Node, stored_globals
 
-MAX_COMPARED = 1_000  # elements of a container that are remembered one by one; of longer ones only the number
+MAX_COMPARED = 100_000  # elements of a container that are remembered one by one; of longer ones only the number
 MAX_BYTES_COMPARED = 4 * 1024 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
 MAX_BYTES_LOOKED_AT = 256 * 1024 * 1024  # a larger one is data, not a place to work in
 MAX_BYTES_KEPT = 4 * 1024 * 1024  # of all arrays together: as far as it goes, they are kept, to be put back
@@ -94,20 +94,27 @@ class ClassSnapshot:
     def __init__(self, graph: Graph) -> None:
         self._attributes: dict[int, tuple[str, Any, dict[str, Any]]] = {}
         self._before: list[_Before] = []
+        self._globals: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         stop = time.thread_time() + MAX_SECONDS
         for node in graph.nodes.values():
+            if type(node.value) is types.FunctionType and (names := stored_globals(node.value.__code__)):
+                known = node.value.__globals__
+                self._globals.append((node.path, known, {name: known[name] for name in names if name in known}))
             for cls in type_of(node.value).__mro__:
                 if id(cls) not in self._attributes and time.thread_time() < stop:
                     self._attributes[id(cls)] = (node.path, cls, _changeable(cls))
                     self._before += _contents(cls, node.path)
 
     def changed_paths(self) -> list[str]:
-        """Paths of class attributes that were set, and of containers, arrays and closures in them that were overwritten
-        since."""
+        """Paths of class attributes and global variables that were set, and of containers, arrays and closures in them
+        that were overwritten since. A global that was None is one that is filled once."""
         found = [before.node.path for before in self._before if _has_changed(before)]
         for path, cls, before in self._attributes.values():
             now = _changeable(cls)
             found += [f"{path}.{name}" for name, old in before.items() if name in now and _is_other(old, now[name])]
+        for path, now, before in self._globals:
+            set_again = (name for name, old in before.items() if old is not None and _is_other(old, now.get(name)))
+            found += [f"{path}.<global>.{name}" for name in set_again]
         return found
 
 

@@ -23,7 +23,7 @@ from torchstage.search import Search
 SWITCH_SECONDS = 1e-6  # a thousandth of Python's usual interval: what can be interrupted between two steps, will be
 NUM_ROUNDS = 3  # passes with many threads: a race does not show every time
 MAX_DIFFERENCES = 10
-CRASHING = {"av", "decord", "torchcodec", "lmdb", "PIL", "h5py"}  # packages whose objects were seen to
+CRASHING = {"av", "decord", "torchcodec", "lmdb", "PIL"}  # packages whose objects were seen to
 
 
 @dataclass(frozen=True, slots=True)

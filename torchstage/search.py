@@ -345,6 +345,13 @@ def globals_of(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(step.argval) for step in steps))
 
 
+@lru_cache(maxsize=4096)
+def stored_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code sets."""
+    steps = (step for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
+    return tuple(dict.fromkeys(str(step.argval) for step in steps))
+
+
 def _is_of_the_users(value: Any) -> bool:
     """Whether it is an object with attributes, of a class that is not a library's."""
     return not is_a(value, type) and _has_attributes(type_of(value)) and not is_of_a_library(type_of(value))
