@@ -7,6 +7,7 @@ threads come in when that says how; a crew that was let in too early has its wor
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torchstage import rng, threads
 from torchstage.copies import Private
@@ -22,8 +23,11 @@ FIRST_SAMPLE_SECONDS = 2.0  # how long the other threads are kept out for each o
 class Crew:
     """The threads of one iterator, for one epoch after another."""
 
-    def __init__(self, pool: Pool, guard: Guard, set_up: Callable[[int, dict[int, Private]], None]) -> None:
+    def __init__(
+        self, pool: Pool, guard: Guard, set_up: Callable[[int, dict[int, Private]], None], init_fn: Any = None
+    ) -> None:
         self._pool = pool
+        self._init_fn = init_fn
         self._guard = guard
         self._privates: dict[int, Private] = {}  # of threads that have not started yet
         self._set_up = partial(_set_up, set_up, self._privates)
@@ -47,7 +51,9 @@ class Crew:
         """Have the first samples made. From here until they are judged this thread does nothing but wait: whatever
         changes in the dataset meanwhile, the samples changed."""
         own, recipe = self._privates.get(0), self._recipe
-        roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn} if own is None else own.roots
+        roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn}
+        if own is not None:
+            roots = {name: own.roots[name] for name in roots}
         self._first = first = FirstSamples(run.wake)
         self._admit_by(Plan(recipe, self._guard.serialised, looks=True, first=first))
         run.is_on_trial = True
@@ -111,7 +117,7 @@ class Crew:
         guard, recipe = self._guard, self._recipe
         numbers = [n for n in range(self._pool.num_started, self._pool.num_threads) if n not in self._privates]
         if numbers:
-            copies = guard.privates(len(numbers), recipe.dataset, recipe.collate_fn)
+            copies = guard.privates(len(numbers), recipe.dataset, recipe.collate_fn, self._init_fn)
             self._privates.update(zip(numbers, copies, strict=False))
             self._looks = self._looks or bool(copies)
         elif not self._looks:

@@ -80,11 +80,14 @@ class Guard:
         if isolation == "serial":
             self._serialise()
 
-    def privates(self, count: int, dataset: Any, collate_fn: Any, *, is_guarded: bool = True) -> list[Private]:
+    def privates(
+        self, count: int, dataset: Any, collate_fn: Any, init_fn: Any = None, *, is_guarded: bool = True
+    ) -> list[Private]:
         """Copies for that many threads of what they must not share, from the objects as they are now; none if they may
         share all of it, or if it had to be serialised, which ``is_serial`` tells afterwards.
 
         ``is_guarded=False``: only the random generators, for code that runs in the caller's own thread.
+        ``init_fn``: follows what it is bound to. What it alone leads to is nobody's sample, and is not judged.
         """
         if self.is_serial or self.isolation == "shared" or count < 1:
             return []
@@ -100,6 +103,10 @@ class Guard:
         self._has_found = True
         if not is_deep:  # a quick look found something: now look at all
             graph = Search(is_first=True).run(**roots)
+        if init_fn is not None:
+            roots["worker_init_fn"] = init_fn
+            judged, graph = graph, Search(is_first=True).run(**roots)
+            graph.handles[:], graph.generators[:] = judged.handles, judged.generators
         try:
             return [private_copy(graph, roots, dirty) for _ in range(count)]
         except CannotCopy as error:

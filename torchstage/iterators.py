@@ -184,7 +184,7 @@ class ThreadedIterator(_Iterator):
             self._runs = []
             self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
             self._finalizer.atexit = False  # the engine ends every thread at exit
-            self._crew = Crew(self._pool, self._guard, self._set_up)
+            self._crew = Crew(self._pool, self._guard, self._set_up, loader.worker_init_fn)
         self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
         self._is_exhausted = False
         self._num_resets += 1
@@ -277,7 +277,8 @@ class ThreadedIterator(_Iterator):
     @property
     def _workers(self) -> list[threads.Handle]:
         """The threads as frameworks look at torch's worker processes; also before they have started."""
-        return [threads.Handle(self._pool.workers, number) for number in range(self._num_workers)]
+        pool = self._pool
+        return [threads.Handle(pool.workers, number, pool.abandon) for number in range(self._num_workers)]
 
     def abandon(self) -> None:
         """Let the threads end as soon as they are out of user code. Waits for nothing."""
@@ -301,6 +302,8 @@ def _set_up(
     privates: dict[int, Private],
 ) -> None:
     own = privates.pop(number, None)
+    if own is not None:
+        init_fn = own.roots.get("worker_init_fn", init_fn)  # it may be bound to the dataset: then to this thread's
     threads.set_up(number, num_workers, base_seed, dataset, init_fn, own, has_scope=has_scope)
 
 

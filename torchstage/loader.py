@@ -167,8 +167,8 @@ class StageLoader(DataLoader[T_co]):
     def new_pool(self, name: str, num_lanes: int | None = None) -> Pool:
         """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""
         pool = Pool(num_lanes or self.num_workers, name, has_lanes=num_lanes is not None)
-        self._pools = [pool for pool in self._pools if not pool.has_ended]
-        self._pools.append(pool)
+        # In place: what is assigned in a hook, Lightning assigns to the loader that it makes of this one, too.
+        self._pools[:] = [*(pool for pool in self._pools if not pool.has_ended), pool]
         return pool
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class StageLoader(DataLoader[T_co]):
         for pool in self._pools:  # also of iterators that were dropped: their threads may still be in user code
             pool.abandon()
             warn_of(pool.join(deadline))
-        self._pools = []
+        self._pools.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -69,10 +69,11 @@ class Plan:
         take: Function = _take_batch if self._takes_batches else (_take_each if recipe.is_batched else getitem)
         one, whole = partial(getitem, dataset), partial(take, dataset)
         collate = explained(recipe.collate_fn, recipe.ring)
+        whole_kind = "batch" if recipe.is_batched else "sample"  # a sample's draws are its own, batched or not
         if looks:
-            one, whole = _taken(getitem, recipe, "sample"), _taken(take, recipe, "batch")
+            one, whole = _taken(getitem, recipe, "sample"), _taken(take, recipe, whole_kind)
         elif recipe.seeds is not None:
-            one, whole = _drawn(one, recipe.seeds, "sample"), _drawn(whole, recipe.seeds, "batch")
+            one, whole = _drawn(one, recipe.seeds, "sample"), _drawn(whole, recipe.seeds, whole_kind)
         if looks or recipe.seeds is not None:
             collate = _collated(collate, recipe)
         if first is not None:

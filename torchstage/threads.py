@@ -231,9 +231,12 @@ def _openmp_runtimes() -> list[ctypes.CDLL]:
 class Handle:
     """A loader thread, looked at as one of torch's worker processes: alive or not, with this process's id."""
 
-    def __init__(self, workers: Sequence[Worker], number: int) -> None:
+    daemon = True  # as torch's workers are
+
+    def __init__(self, workers: Sequence[Worker], number: int, end_all: Callable[[], None]) -> None:
         self._workers = workers
         self._number = number
+        self._end_all = end_all
         self.pid = os.getpid()
 
     @property
@@ -253,6 +256,12 @@ class Handle:
     def exitcode(self) -> int | None:
         """None before it has ended, then 0: a thread has no other way to end."""
         return 0 if self._thread is not None and not self._thread.is_alive() else None
+
+    def terminate(self) -> None:
+        """Let it end, and the others of its pool, as soon as it is out of user code: a thread cannot be killed."""
+        self._end_all()
+
+    kill = terminate
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, at most ``timeout`` seconds."""

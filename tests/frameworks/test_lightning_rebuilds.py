@@ -148,7 +148,6 @@ def test_a_loader_that_was_looked_into_in_its_hook_gives_all_batches() -> None:
     assert [numbers_of(batch) for batch in made[0]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-@pytest.mark.xfail(reason="what is assigned in a hook is replayed on the rebuilt loader: its pools, too", strict=True)
 def test_a_rebuilt_loader_and_its_origin_close_apart() -> None:
     """The one that was made in the hook is in the middle of an epoch when the other one ends its threads."""
     held: list[Any] = []

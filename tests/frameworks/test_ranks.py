@@ -42,13 +42,7 @@ def test_a_sample_is_the_same_on_one_rank_and_on_several(num_ranks: int, epoch: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"num_workers": 1},
-        {"num_workers": 4},
-        {"in_order": False},
-        {"batch_size": 3},
-        pytest.param({"batch_size": None}, marks=pytest.mark.xfail(reason="seeded as a batch of its own", strict=True)),
-    ],
+    [{"num_workers": 1}, {"num_workers": 4}, {"in_order": False}, {"batch_size": 3}, {"batch_size": None}],
     ids=str,
 )
 def test_nor_does_it_depend_on_threads_order_or_batches(arguments: dict[str, Any]) -> None:
