@@ -81,10 +81,8 @@ class Crew:
             self._first = None
             self._conclude(first.is_judged)
             return PERIOD_SECONDS
-        if first.wants_more:
-            first.wants_more = False
-            if not self._run.call_to_first(NUM_LOOKED_AT):
-                first.end()
+        if self._pool.is_idle and not self._run.call_to_first(NUM_LOOKED_AT):  # after a sample that failed, more
+            first.end()
         patience = first.deadline - time.monotonic()
         if patience > 0:
             return min(patience, PERIOD_SECONDS)

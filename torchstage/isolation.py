@@ -70,7 +70,7 @@ class Guard:
                 "Use 'auto' to let the loader look for what threads must not share."
             )
         self.isolation: Isolation = isolation
-        self.is_tried = isolation != "auto"  # whether a first sample was looked at already
+        self.is_tried = isolation in ("shared", "serial")  # whether a first sample was looked at already
         self.is_serial = False
         self._has_found = False  # whether anything was ever found: a quick look would miss it now and then
         self.changing: set[str] = set()  # paths of objects that a sample changes
@@ -130,8 +130,10 @@ class Guard:
     def _dirty(self, graph: Graph) -> set[int]:
         if self.isolation == "per_thread":
             own = {id_: node.value for id_, node in graph.nodes.items() if graph.is_own(id_)}
-            return {id_ for id_, value in own.items() if is_holder(value)} | small_arrays(own)
-        return {id_ for id_, node in graph.nodes.items() if node.path in self.changing}
+            found = {id_ for id_, value in own.items() if is_holder(value)} | small_arrays(own)
+        else:
+            found = set[int]()
+        return found | {id_ for id_, node in graph.nodes.items() if node.path in self.changing}
 
     def give_up(self, graph: Graph, error: CannotCopy) -> None:
         found = next((found for found in graph.handles if found.path == error.path), None)

@@ -217,7 +217,6 @@ class FirstSamples:
         self._num_made = self._num_failed = 0
         self.is_made = False
         self.is_judged = False
-        self.wants_more = False  # one failed, and with it the rest of its batch
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
 
     def begin(self, look: Callable[[], bool], judge: Callable[[bool], None], seconds: float) -> None:
@@ -249,7 +248,6 @@ class FirstSamples:
                 value = function(*arguments)
             except BaseException:
                 self._num_failed += 1
-                self.wants_more = True
                 if self._num_failed >= MAX_FAILED:
                     self._conclude()
                 self._announce(None)

@@ -38,7 +38,7 @@ from torchstage.looking import (
 
 Copy = Callable[[Any], Any]
 Memo = dict[Any, Any]
-MAX_SMALL_BYTES = 1024 * 1024  # of an array that is copied without having been seen to change
+MAX_SMALL_BYTES = 64 * 1024  # of an array that is copied without having been seen to change
 MAX_BYTES = 64 * 1024 * 1024  # of an array that is copied for each thread
 HARMLESS = {"datasets"}  # packages whose classes have a __del__ that lets go of its own attributes, no more
 MAX_ELEMENTS = 1_000  # of a container that is taken for one that may change

@@ -67,6 +67,12 @@ class Pool:
         """Whether it was closed and none of its threads is left."""
         return self.is_closed and not any(worker.thread.is_alive() for worker in self.workers)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread is on a batch nor called to one; for an instant also when one is just taking up its call,
+        so that calling it again must do no harm."""
+        return all(channel.is_empty() for channel in self.channels) and all(w.batch is None for w in self.workers)
+
     def call_threads_to(self, batch: Batch) -> None:
         """Let as many threads come to the batch as there is work in it for: all where samples are dear, so that the
         batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work. To a lane's
