@@ -67,7 +67,8 @@ class Snapshot:
         for id_, node in graph.nodes.items():
             if time.thread_time() > stop:
                 break
-            if id_ not in special and not is_a(node.value, type) and graph.is_own(id_) is is_own:
+            is_held = any(link == "held" for _, link in node.holders)  # a cache of functools guards itself
+            if id_ not in special and not is_held and not is_a(node.value, type) and graph.is_own(id_) is is_own:
                 before = _remember(node, left)
                 left -= 0 if before.kept is None else before.kept.nbytes
                 self._before.append(before)

@@ -21,7 +21,7 @@ from torchstage.errors import warn_user
 from torchstage.looking import dict_of, is_a, own_attributes, type_of
 from torchstage.search import Found, Graph, Search
 from torchstage.stores import stored_to
-from torchstage.twins import is_holder, small_arrays
+from torchstage.twins import is_holder, others_that_change
 
 Isolation = Literal["auto", "shared", "per_thread", "serial"]
 ISOLATIONS: tuple[Isolation, ...] = ("auto", "shared", "per_thread", "serial")
@@ -130,7 +130,7 @@ class Guard:
     def _dirty(self, graph: Graph) -> set[int]:
         if self.isolation == "per_thread":
             own = {id_: node.value for id_, node in graph.nodes.items() if graph.is_own(id_)}
-            found = {id_ for id_, value in own.items() if is_holder(value)} | small_arrays(own)
+            found = {id_ for id_, value in own.items() if is_holder(value)} | others_that_change(own)
         else:
             found = set[int]()
         return found | {id_ for id_, node in graph.nodes.items() if node.path in self.changing}

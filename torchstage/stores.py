@@ -35,10 +35,21 @@ def stored_to(graph: Graph) -> list[Node]:
         attributes = None if node is None else dict_of(node.value)
         if node is None or not attributes or not graph.is_own(holder):
             continue
-        names = {name for function in own if function.__code__ in running for name in _stores(function.__code__)}
+        names = {name for function in _met(own) if function.__code__ in running for name in _stores(function.__code__)}
         if any(is_plain(attributes[name]) for name in names & attributes.keys()):
             found.append(node)
     return found
+
+
+def _met(own: list[types.FunctionType]) -> Iterable[types.FunctionType]:
+    """Of methods with one name the nearest, and those that it may go on to by ``super()``."""
+    nearest: dict[str, types.FunctionType] = {}
+    for function in own:
+        if "super" in nearest.setdefault(function.__name__, function).__code__.co_names:
+            nearest[function.__name__] = function
+            yield function
+        elif nearest[function.__name__] is function:
+            yield function
 
 
 def _sets_a_cell(function: object) -> bool:

@@ -5,7 +5,7 @@ Guarantees: no code of the object's class runs; a twin is in the memo before wha
 
 import types
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,13 +19,11 @@ from torchstage.looking import (
     dict_of,
     dict_type_of,
     is_a,
-    is_for_all,
     items_of,
     length_of,
     maxlen_of,
     new_like,
     own_attributes,
-    owner_of,
     package_of,
     slots_of,
     the_deque,
@@ -38,7 +36,6 @@ from torchstage.looking import (
 
 Copy = Callable[[Any], Any]
 Memo = dict[Any, Any]
-MAX_SMALL_BYTES = 64 * 1024  # of an array that is copied without having been seen to change
 MAX_BYTES = 64 * 1024 * 1024  # of an array that is copied for each thread
 HARMLESS = {"datasets"}  # packages whose classes have a __del__ that lets go of its own attributes, no more
 MAX_ELEMENTS = 1_000  # of a container that is taken for one that may change
@@ -60,13 +57,9 @@ def is_holder(value: Any) -> bool:
     return bool(dict_of(value) or slots_of(value)) or (is_container and (length_of(value) or 0) < MAX_ELEMENTS)
 
 
-def small_arrays(own: dict[int, Any]) -> set[int]:
-    """The ids of those arrays, tensors and functions with closures that are cheap to copy and that no other views."""
-    kinds = (np.ndarray, torch.Tensor, torch.nn.Parameter)
-    arrays = {id_: value for id_, value in own.items() if type(value) in kinds and not is_for_all(value)}
-    count = Counter(map(owner_of, arrays.values()))
-    small = {id_ for id_, value in arrays.items() if value.nbytes <= MAX_SMALL_BYTES and count[owner_of(value)] == 1}
-    return small | {id_ for id_, value in own.items() if type(value) is bytearray or _has_cells(value)}
+def others_that_change(own: dict[int, Any]) -> set[int]:
+    """The ids of bytearrays and of functions with closures: what may change without being a holder of attributes."""
+    return {id_ for id_, value in own.items() if type(value) is bytearray or _has_cells(value)}
 
 
 def _has_cells(value: Any) -> bool:

@@ -21,6 +21,10 @@ FAULTS = {
         "test_by_hand_as_well",
         r"keeps_its_shape\[Modules-per_thread",
     ],
+    "a reader that was made for the first sample and kept in a dict stays in the user's dict, seen now and then": [
+        "a_dict_of_readers",
+        r"test_ur_071_frames.*CachedFrames",
+    ],
     "two loaders look at one dataset at the same time": ["two_threads_may_begin_at_once"],
     "what is loaded once counts as changing: it looks like the last shard, which is loaded again": [
         r"no_thread_gets_a_copy\[(an_index_loaded)",

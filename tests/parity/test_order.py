@@ -60,7 +60,8 @@ def test_a_late_batch_holds_back_those_behind_it(make_loader: Any) -> None:
                 may_end.set()
         return index
 
-    assert flat(make_loader(Made(10, make), prefetch_factor=20)) == list(range(10))
+    loader = make_loader(Made(10, make), prefetch_factor=20, isolation="shared")  # it waits for other threads
+    assert flat(loader) == list(range(10))
 
 
 @on(FOUR_THREADS)

@@ -104,7 +104,8 @@ def test_the_very_first_sample_may_be_late(make_loader: Any, release: threading.
 
 @on(FOUR_THREADS)
 def test_without_order_only_a_standstill_is_late(make_loader: Any, release: threading.Event) -> None:
-    loader = make_loader(Made(5, Late(1, release)), in_order=False, timeout=TIMEOUT_SECONDS, collate_fn=as_given)
+    options = {"in_order": False, "timeout": TIMEOUT_SECONDS, "collate_fn": as_given}
+    loader = make_loader(Made(5, Late(1, release)), isolation="shared", **options)  # no sample is made alone
     iterator = iter(loader)
     early = [next(iterator) for _ in range(4)]
     assert sorted(early) == [[0], [2], [3], [4]]
