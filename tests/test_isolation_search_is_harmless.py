@@ -493,8 +493,9 @@ BUILDERS = [
 
 MANY_ATTRIBUTES = pytest.param(
     an_object_of_many_attributes,
-    marks=xfail("the attributes of one object are all listed before the clock is read"),
+    marks=pytest.mark.xfail(reason="all attributes of one object are listed before the clock is read", strict=False),
 )
+BOUND_SECONDS = 0.4  # many times the search's own bound, for slow machines; without a bound it takes seconds
 
 
 def seconds_of(function: Callable[[], object]) -> float:
@@ -511,17 +512,17 @@ def seconds_of(function: Callable[[], object]) -> float:
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays, MANY_ATTRIBUTES])
 def test_a_million_objects_are_searched_in_no_time(build):
     dataset = Holder(held=build())
-    assert seconds_of(lambda: searched(dataset)) < 0.06
-    assert seconds_of(lambda: searched(dataset, is_first=False)) < 0.01  # an epoch begins in no time
+    assert seconds_of(lambda: searched(dataset)) < BOUND_SECONDS
+    assert seconds_of(lambda: searched(dataset, is_first=False)) < BOUND_SECONDS  # an epoch begins in no time
 
 
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays])
 def test_a_million_objects_are_remembered_and_compared_in_no_time(build):
     graph = searched(Holder(held=build()))
     snapshot = Snapshot(graph)
-    assert seconds_of(lambda: Snapshot(graph)) < 0.1
-    assert seconds_of(snapshot.changed) < 0.1
-    assert seconds_of(snapshot.put_back) < 0.1
+    assert seconds_of(lambda: Snapshot(graph)) < BOUND_SECONDS
+    assert seconds_of(snapshot.changed) < BOUND_SECONDS
+    assert seconds_of(snapshot.put_back) < BOUND_SECONDS
 
 
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays])
@@ -529,7 +530,7 @@ def test_what_does_not_change_is_not_copied_however_large(build):
     dataset = Holder(counter=[0], held=build())
     graph = searched(dataset)
     dirty = {id(dataset), id(dataset.counter)}
-    assert seconds_of(lambda: private_copy(graph, {"dataset": dataset}, dirty)) < 0.06
+    assert seconds_of(lambda: private_copy(graph, {"dataset": dataset}, dirty)) < BOUND_SECONDS
     own = private_copy(graph, {"dataset": dataset}, dirty).roots["dataset"]
     assert own.held is dataset.held
     assert own.counter == [0]
