@@ -42,8 +42,8 @@ READING = """## How to read this
   consumer wakes, takes the GIL and asks for more, some ten microseconds a batch, and each time the working thread waits
   for the GIL. Where the training step does anything at all, the two overlap and the loss is gone
   (`benchmarks/results/cheap_memory.json`). For datasets like that `num_workers=0` is the better choice.
-- **First batch.** The first sample is made by one thread alone, to see what the dataset opens and changes. With N
-  threads and a batch of B samples, the first batch of the first epoch takes at least (1 + (B - 1) / N) samples' time,
+- **First batch.** The first two samples are made by one thread alone, to see what the dataset opens and changes. With N
+  threads and a batch of B samples, the first batch of the first epoch takes at least (2 + (B - 2) / N) samples' time,
   rounded up, instead of B / N. Later epochs do not pay it, nor does `isolation="shared"`.
 """
 Rate = tuple[float, float]  # images a second, CPU milliseconds an image
