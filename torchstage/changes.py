@@ -34,7 +34,7 @@ from torchstage.looking import (
     the_set,
     type_of,
 )
-from torchstage.search import Graph, Node, stored_globals
+from torchstage.search import Graph, Node, names_in
 
 MAX_COMPARED = 100_000  # elements of a container that are remembered one by one; of longer ones only the number
 MAX_BYTES_COMPARED = 4 * 1024 * 1024  # of an array: a larger one is compared in as many bytes, spread over it
@@ -98,7 +98,7 @@ class ClassSnapshot:
         self._globals: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         stop = time.thread_time() + MAX_SECONDS
         for node in graph.nodes.values():
-            if type(node.value) is types.FunctionType and (names := stored_globals(node.value.__code__)):
+            if type(node.value) is types.FunctionType and (names := names_in(node.value.__code__, "STORE_GLOBAL")):
                 known = node.value.__globals__
                 self._globals.append((node.path, known, {name: known[name] for name in names if name in known}))
             for cls in type_of(node.value).__mro__:

@@ -23,11 +23,11 @@ import torch
 
 from torchstage.handles import CannotCopy, close, copied_generator, copied_handle
 from torchstage.looking import dict_of, is_a, owner_of, type_of
-from torchstage.search import COPYABLE_LINKS, Graph, Search
+from torchstage.search import COPYABLE_LINKS, Graph
 from torchstage.seeds import digest_of
-from torchstage.twins import is_holder, twin_of
+from torchstage.twins import twin_of
 
-__all__ = ["CannotCopy", "Private", "private_copies", "private_copy"]
+__all__ = ["CannotCopy", "Private", "private_copy"]
 
 SEEDED = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 MAX_HANDLES = 256  # that are opened again for one thread
@@ -50,13 +50,6 @@ class Private:
         for handle in (*self.handles, *_left_open(self.copies)):
             with suppress(Exception):  # it is closed already, or its library is gone at exit
                 close(handle)
-
-
-def private_copies(count: int, **roots: Any) -> list[dict[str, Any]]:
-    """That many copies of the named objects, and of every object with attributes that they hold."""
-    graph = Search(is_first=True).run(**roots)
-    dirty = [id_ for id_, node in graph.nodes.items() if is_holder(node.value)]
-    return [private_copy(graph, roots, dirty).roots for _ in range(count)]
 
 
 def private_copy(graph: Graph, roots: dict[str, Any], dirty: Collection[int], *, moves: bool = False) -> Private:
@@ -147,27 +140,27 @@ class _Copier:
 
     def _generator_of_a_class(self, generator: Any) -> Any:
         if id(generator) not in self._memo:
-            self._memo[id(generator)] = twin = generator if self._moves else copied_generator(generator)
-            if not self._moves and is_a(generator, *SEEDED):
-                self._private.held.append((twin, digest_of(generator)))
+            self._memo[id(generator)] = self._generator(generator)
         return self._memo[id(generator)]
 
-    def _special_copy(self, value: Any) -> Any:
-        is_generator = any(found.value is value for found in self._graph.generators)
+    def _generator(self, value: Any) -> Any:
         if self._moves:
-            twin = value
-        elif is_generator:
-            twin = copied_generator(value)
-        else:
-            before = set(self._memo)
-            twin = copied_handle(value, self._memo)
-            opened = [self._memo[key] for key in self._memo.keys() - before]
-            self._private.handles.extend(inner for inner in opened if inner is not value)
-        if is_generator:
-            if not self._moves and is_a(value, *SEEDED):
-                self._private.held.append((twin, digest_of(value)))
-        elif self._moves:
-            self._private.handles.append(twin)
+            return value
+        twin = copied_generator(value)
+        if is_a(value, *SEEDED):
+            self._private.held.append((twin, digest_of(value)))
+        return twin
+
+    def _special_copy(self, value: Any) -> Any:
+        if any(found.value is value for found in self._graph.generators):
+            return self._generator(value)
+        if self._moves:
+            self._private.handles.append(value)
+            return value
+        before = set(self._memo)
+        twin = copied_handle(value, self._memo)
+        opened = [self._memo[key] for key in self._memo.keys() - before]
+        self._private.handles.extend(inner for inner in opened if inner is not value)
         return twin
 
 

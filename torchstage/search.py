@@ -328,7 +328,7 @@ class Search:
             yield ".__kwdefaults__", function.__kwdefaults__, "default"
         if function.__code__.co_filename.startswith(INSTALLED):  # what libraries keep is theirs to guard
             return
-        for name in globals_of(function.__code__):
+        for name in names_in(function.__code__, "LOAD_GLOBAL", "LOAD_NAME"):  # not those of attributes
             inner = function.__globals__.get(name)
             if (
                 self._is_handle(inner)
@@ -338,17 +338,10 @@ class Search:
                 yield f".<global>.{name}", inner, "global"
 
 
-@lru_cache(maxsize=4096)
-def globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that code reads: not those of attributes."""
-    steps = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    return tuple(dict.fromkeys(str(step.argval) for step in steps))
-
-
-@lru_cache(maxsize=4096)
-def stored_globals(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that code sets."""
-    steps = (step for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
+@lru_cache(maxsize=8192)
+def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
+    """The names that the instructions of these kinds mean, in their order, each once."""
+    steps = (step for step in dis.get_instructions(code) if step.opname in operations)
     return tuple(dict.fromkeys(str(step.argval) for step in steps))
 
 

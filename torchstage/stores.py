@@ -4,13 +4,12 @@ One sample shows what one sample changed. An attribute that was set to the value
 stood) looks unchanged; the code tells that it is set.
 """
 
-import dis
 import types
 from collections.abc import Iterable
 from functools import lru_cache
 
 from torchstage.looking import cells_of, dict_of, is_plain
-from torchstage.search import Graph, Node
+from torchstage.search import Graph, Node, names_in
 
 ENTRIES: frozenset[str] = frozenset(
     ("__getitem__", "__getitems__", "__call__", "__next__", "forward")
@@ -86,12 +85,11 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _sets_cells(code: types.CodeType) -> frozenset[str]:
-    own = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_DEREF"}
-    return frozenset(own & set(code.co_freevars))
+    return frozenset(names_in(code, "STORE_DEREF")) & set(code.co_freevars)
 
 
 @lru_cache(maxsize=1024)
 def _stores(code: types.CodeType) -> frozenset[str]:
-    own = {str(step.argval) for step in dis.get_instructions(code) if step.opname in STORES}
+    own = names_in(code, *STORES)
     inner = (_stores(const) for const in code.co_consts if isinstance(const, types.CodeType))
     return frozenset(own).union(*inner)
