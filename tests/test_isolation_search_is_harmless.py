@@ -18,8 +18,9 @@ from torch.utils.data import Dataset
 
 from torchstage import StageLoader
 from torchstage.changes import Snapshot
-from torchstage.copies import Private, is_holder, private_copy
+from torchstage.copies import Private, private_copy
 from torchstage.search import Graph, Search
+from torchstage.twins import is_holder
 
 
 class Holder(Dataset):
