@@ -45,6 +45,7 @@ class Private:
     held: list[tuple[Any, bytes]] = field(default_factory=list[tuple[Any, bytes]])  # generators, digests of states
     handles: list[Any] = field(default_factory=list[Any])
     copies: list[Any] = field(default_factory=list[Any])
+    line: Any = None  # of its roots, made when it is used first
 
     def __del__(self) -> None:
         for handle in (*self.handles, *_left_open(self.copies)):

@@ -5,17 +5,21 @@ threads come in when that says how; a crew that was let in too early has its wor
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 from torchstage import rng, threads
+from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Pool, Run
 from torchstage.errors import warn_user
+from torchstage.first import NUM_LOOKED_AT, FirstSamples
 from torchstage.isolation import Guard, Trial, hold_new_generators
-from torchstage.plan import NUM_LOOKED_AT, FirstSamples, Plan, Recipe, plain
+from torchstage.plan import Plan, Recipe
+from torchstage.sites import SetUp, Sites
 
 FIRST_SAMPLE_SECONDS = 2.0  # how long the other threads are kept out for each of the first samples
 
@@ -24,9 +28,18 @@ class Crew:
     """The threads of one iterator, for one epoch after another."""
 
     def __init__(
-        self, pool: Pool, guard: Guard, set_up: Callable[[int, dict[int, Private]], None], init_fn: Any = None
+        self,
+        pool: Pool,
+        guard: Guard,
+        set_up: Callable[[int, dict[int, Private]], None],
+        init_fn: Any = None,
+        sites: Sites | None = None,
+        set_up_elsewhere: SetUp | None = None,
     ) -> None:
         self._pool = pool
+        self._sites = sites or Sites.none(pool)
+        self._set_up_elsewhere: SetUp = set_up_elsewhere or _nothing
+        self._of_others: Iterator[Private | None] = repeat(None)
         self._init_fn = init_fn
         self._guard = guard
         self._privates: dict[int, Private] = {}  # of threads that have not started yet
@@ -39,7 +52,7 @@ class Crew:
         the next batches."""
         self._run, self._recipe, self._admit_by = run, recipe, admit_by
         guard = self._guard
-        guard.notice(recipe.dataset)
+        guard.notice(recipe.line.dataset)
         self._give_own()  # before the sampler is asked: it may change the dataset
         if guard.is_tried or guard.is_serial or self._pool.num_started > 1:  # threads that were kept are not alone
             self._call_in()
@@ -51,7 +64,7 @@ class Crew:
         """Have the first samples made. From here until they are judged this thread does nothing but wait: whatever
         changes in the dataset meanwhile, the samples changed."""
         own, recipe = self._privates.get(0), self._recipe
-        roots = {"dataset": recipe.dataset, "collate_fn": recipe.collate_fn}
+        roots = recipe.roots
         if own is not None:
             roots = {name: own.roots[name] for name in roots}
         self._first = first = FirstSamples(run.wake)
@@ -61,6 +74,7 @@ class Crew:
         of_first = Trial(self._guard, roots)
         self._warn_of_draws(of_first)
         first.begin(of_first.look, partial(_judge, self._pool, of_first), FIRST_SAMPLE_SECONDS)
+        self._sites.start_loop(self._set_up_elsewhere)
         self._pool.start(1, self._set_up)
         run.call_to_first(NUM_LOOKED_AT)
 
@@ -106,6 +120,8 @@ class Crew:
             self._give_own()
         plan = self._call_in()
         if was_alone or not guard.is_serial:
+            if self._sites.has_others and not guard.is_serial:
+                self._run.rebind(plan.chain_like)
             self._run.call_threads()
         else:  # it took so long that they are in: what they made meanwhile may be wrong
             self._run.redo(plan.chain_like)
@@ -114,21 +130,34 @@ class Crew:
         """Have copies ready for the threads that have not started yet, if they must not share."""
         guard, recipe = self._guard, self._recipe
         numbers = [n for n in range(self._pool.num_started, self._pool.num_threads) if n not in self._privates]
-        if numbers:
-            copies = guard.privates(len(numbers), recipe.dataset, recipe.collate_fn, self._init_fn)
+        num_others = self._sites.num_to_start
+        if numbers or num_others:
+            copies = guard.privates(len(numbers) + num_others, recipe.roots, self._init_fn)
             self._privates.update(zip(numbers, copies, strict=False))
+            self._of_others = chain(copies[len(numbers) :], repeat(None))
             self._looks = self._looks or bool(copies)
         elif not self._looks:
-            guard.must_serialise(recipe.dataset, recipe.collate_fn)
+            guard.must_serialise(recipe.roots)
         guard.warn(is_heard=self._pool.num_threads > 1)
 
     def _call_in(self) -> Plan:
         """Start the threads that may work, and have the next batches made in the way that was decided."""
         guard = self._guard
-        plan = Plan(self._recipe, guard.serialised if guard.is_serial else plain, looks=self._looks)
+        if guard.is_serial:
+            plan = Plan(self._recipe, guard.serialised, looks=self._looks)
+        else:
+            plan = Plan(self._recipe, plain, looks=self._looks, sites=self._sites)
         self._admit_by(plan)
+        if guard.is_serial:
+            self._sites.start_loop(self._set_up_elsewhere)
+        else:
+            self._sites.start(self._set_up_elsewhere, self._of_others)
         self._pool.start(1 if guard.is_serial else self._pool.num_threads, self._set_up)
         return plan
+
+
+def _nothing(number: int, num_threads: int, own: Private | None) -> None:
+    """Nothing has to be set up elsewhere."""
 
 
 def _set_up(set_up: Callable[[int, dict[int, Private]], None], privates: dict[int, Private], number: int) -> None:

@@ -81,7 +81,7 @@ class Guard:
             self._serialise()
 
     def privates(
-        self, count: int, dataset: Any, collate_fn: Any, init_fn: Any = None, *, is_guarded: bool = True
+        self, count: int, roots: dict[str, Any], init_fn: Any = None, *, is_guarded: bool = True
     ) -> list[Private]:
         """Copies for that many threads of what they must not share, from the objects as they are now; none if they may
         share all of it, or if it had to be serialised, which ``is_serial`` tells afterwards.
@@ -91,7 +91,6 @@ class Guard:
         """
         if self.is_serial or self.isolation == "shared" or count < 1:
             return []
-        roots = {"dataset": dataset, "collate_fn": collate_fn}
         is_deep = not self.is_tried or self._has_found or bool(self.changing) or self.isolation == "per_thread"
         graph = Search(is_first=is_deep).run(**roots)
         if not is_guarded:
@@ -104,7 +103,7 @@ class Guard:
         if not is_deep:  # a quick look found something: now look at all
             graph = Search(is_first=True).run(**roots)
         if init_fn is not None:
-            roots["worker_init_fn"] = init_fn
+            roots = {**roots, "worker_init_fn": init_fn}
             judged, graph = graph, Search(is_first=True).run(**roots)
             graph.handles[:], graph.generators[:] = judged.handles, judged.generators
         try:
@@ -144,10 +143,10 @@ class Guard:
         self._trouble = f"{what}, and it cannot be copied for each thread ({why})"
         self._serialise()
 
-    def must_serialise(self, dataset: Any, collate_fn: Any) -> bool:
+    def must_serialise(self, roots: dict[str, Any]) -> bool:
         """For code that runs in the caller's own thread: whether it must not run beside what is serialised."""
         if self.isolation == "auto" and not self.is_serial:
-            graph = Search(is_first=not self.is_tried).run(dataset=dataset, collate_fn=collate_fn)
+            graph = Search(is_first=not self.is_tried).run(**roots)
             if graph.handles:
                 self._serialise()
         return self.is_serial

@@ -19,17 +19,24 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import rng, threads
+from torchstage.assembly import plain
+from torchstage.budget import Budget
 from torchstage.buffers import Ring
 from torchstage.copies import Private
+from torchstage.coroutines import run_here
 from torchstage.crew import Crew
+from torchstage.engine.executors import stage_of
 from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch, Chain, Nobody
 from torchstage.errors import place, placed, stack_of
 from torchstage.isolation import Guard, has_serialised
+from torchstage.line import Line
 from torchstage.order import Places, can_repeat, samplers_of, seeds_of
-from torchstage.plan import Plan, Recipe, Source, plain, window
+from torchstage.plan import Plan, Recipe, Source, window
 from torchstage.seeds import Seeds
+from torchstage.sites import Sites, key_of
+from torchstage.transfer import pinned
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -41,16 +48,26 @@ CLOSED = (
 CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
 
 
-def _recipe(iterator: Any, modes: threads.Modes, ring: Ring | None = None) -> Recipe:
+def _recipe(
+    iterator: Any,
+    line: Line,
+    run_coroutine: Callable[[Any], Any],
+    *,
+    ring: Ring | None = None,
+    budget: Budget | None = None,
+    home: Pool | None = None,
+) -> Recipe:
     return Recipe(
-        dataset=iterator._dataset,
+        line=line,
         collate_fn=iterator._collate_fn,
         is_batched=iterator._auto_collation,
-        pin_memory=iterator._pin_memory,
-        pin_device=iterator._pin_memory_device,
-        enter=modes.enter,
+        pin=pinned(iterator._pin_memory_device) if iterator._pin_memory else None,
+        enter=threads.Modes.of_this_thread().enter,
         private=threads.private,
+        run_coroutine=run_coroutine,
         ring=ring,
+        budget=budget,
+        home=home,
     )
 
 
@@ -96,7 +113,7 @@ class InlineIterator(_Iterator):
         self._guard = guard
         self._is_guarded = False
         self._is_closed = self._is_exhausted = False
-        self._recipe = _recipe(self, threads.Modes.of_this_thread())
+        self._recipe = _recipe(self, Line(self._dataset, loader.stages), run_here)
         self._source = Source(self._sampler_iter, Plan(self._recipe, plain))
         self._scope: rng.Scope | None = None
         self._seeds_of = _seeds_of(self, loader, 0) if loader.seed is not None else None
@@ -114,7 +131,7 @@ class InlineIterator(_Iterator):
             self._begin_scope(seeds_of)
         if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
             self._is_guarded = True
-            if self._guard.must_serialise(self._dataset, self._collate_fn):
+            if self._guard.must_serialise(self._recipe.roots):
                 self._source.follow(Plan(self._recipe, self._guard.serialised, looks=self._scope is not None))
         try:
             indices, chain, items = next(self._source)
@@ -129,7 +146,7 @@ class InlineIterator(_Iterator):
         for it, as they are for a thread."""
         threads.install_answers()
         self._scope = rng.Scope()
-        own = self._guard.privates(1, self._dataset, self._collate_fn, is_guarded=False)
+        own = self._guard.privates(1, self._recipe.roots, is_guarded=False)
         private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
         self._recipe = replace(self._recipe, seeds=seeds_of(), private=private)
         self._source = Source(self._sampler_iter, Plan(self._recipe, plain, looks=True), self._places())
@@ -137,19 +154,26 @@ class InlineIterator(_Iterator):
     def _made(self, indices: Sequence[Any], chain: Chain, items: Sequence[Any] | None) -> Any:
         batch = Batch(self._num_batches, indices, chain, Nobody(), items)
         self._num_batches += 1
-        stage: str = chain.stage
+        stage: str = ""
         slot: int | None = 0
         try:
-            value: Any = []
-            for slot in range(batch.size):
-                value.append(chain.sample(batch.items[slot]))
-            slot = None
+            values: list[Any] = list(batch.items)
+            for segment in chain.segments:
+                for slot in range(batch.size):
+                    for leg in segment.legs:
+                        if leg.begin is not None:
+                            leg.begin(batch.items[slot])
+                        for stage, step in leg.steps:
+                            values[slot] = step(values[slot])
+                if segment.spread is not None:
+                    values = batch.spread(values[0], segment.spread)
+            slot, value = None, cast(Any, values)
             for stage, step in chain.finish:  # noqa: B007  # named after an error
-                value = step(value, indices)
+                value = step(value, batch.indices)
         except StopIteration as error:
-            raise placed(error, place(batch, stage, slot, self._dataset)) from error
+            raise placed(error, place(batch, stage_of(error, stage), slot, self._dataset)) from error
         except Exception as error:
-            placed(error, place(batch, stage, slot, self._dataset))
+            placed(error, place(batch, stage_of(error, stage), slot, self._dataset))
             raise
         return value
 
@@ -169,26 +193,46 @@ class ThreadedIterator(_Iterator):
             rng.install()  # here, not in the first thread that needs it
         self._guard = guard
         self._in_order = loader.in_order
-        self._window = partial(window, loader.prefetch_factor, self._num_workers)
         self._set_up = partial(
             _set_up, self._num_workers, self._base_seed, self._dataset, loader.worker_init_fn, loader.sample_rng
         )
+        self._set_up_elsewhere = partial(_set_up_elsewhere, self._base_seed, self._dataset, loader.sample_rng)
         self._num_resets = -1
         self._ring = Ring()
+        self._budget = None if loader.prefetch_bytes is None else Budget(loader.prefetch_bytes)
         self._begin(loader)
 
     def _begin(self, loader: "StageLoader[Any]") -> None:
         """Get ready for an epoch, in the consumer's thread, without starting anything."""
+        line = self._line(loader)
+        is_other = hasattr(self, "_pool") and self._sites.key != key_of(line)
+        if is_other:
+            self.close()
         if not hasattr(self, "_pool") or self._pool.is_closed:  # closed: a start failed, or this is a forked child
             self._pool = self._new_pool(loader)
+            self._sites = Sites(self._pool, key_of(line))
             self._runs = []
             self._finalizer = weakref.finalize(self, self._pool.abandon)  # holds nothing of the user's
             self._finalizer.atexit = False  # the engine ends every thread at exit
-            self._crew = Crew(self._pool, self._guard, self._set_up, loader.worker_init_fn)
-        self._recipe = _recipe(self, threads.Modes.of_this_thread(), self._ring)
+            self._crew = Crew(
+                self._pool, self._guard, self._set_up, loader.worker_init_fn, self._sites, self._set_up_elsewhere
+            )
+        run_coroutine = run_here if self._sites.loop is None else self._sites.loop.wait_for
+        self._recipe = _recipe(self, line, run_coroutine, ring=self._ring, budget=self._budget, home=self._pool)
+        self._window = partial(
+            window,
+            cast(int, loader.prefetch_factor),
+            self._num_workers,
+            self._sites.num_samples,
+            self._auto_collation,
+            self._budget,
+        )
         self._is_exhausted = False
         self._num_resets += 1
         self._seeds_of = _seeds_of(self, loader, self._num_resets) if loader.sample_rng else None
+
+    def _line(self, loader: "StageLoader[Any]") -> Line:
+        return Line(self._dataset, loader.stages)
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         return loader.new_pool("torchstage-fetch")
@@ -220,7 +264,8 @@ class ThreadedIterator(_Iterator):
             value, batch.value = batch.value, None
             return value
         try:
-            raise placed(failure.error, place(batch, failure.stage, failure.slot, self._dataset))
+            stage = stage_of(failure.error, failure.stage)
+            raise placed(failure.error, place(batch, stage, failure.slot, self._dataset))
         finally:
             del failure, batch  # its traceback refers to this frame: let nothing here refer back to it
 
@@ -231,7 +276,7 @@ class ThreadedIterator(_Iterator):
                 self._recipe = replace(self._recipe, seeds=self._seeds_of())
             places = self._places() if self._seeds_of is not None else None
             source = Source(self._sampler_iter, Plan(self._recipe, plain), places)
-            run = Run(self._pool, source, self._window, self._in_order)
+            run = Run(self._pool, source, self._window, self._in_order, is_elastic=self._budget is not None)
             self._runs.append(run)
             self._crew.start(run, self._recipe, source.follow)
         except BaseException:
@@ -253,7 +298,7 @@ class ThreadedIterator(_Iterator):
         if late is None:
             return words
         batch, slot, worker = late
-        stage = batch.chain.stage if slot >= 0 else batch.chain.finish[0][0]
+        stage = batch.chain.finish[0][0] if slot < 0 else worker.stage if worker else batch.chain.segments[0].stage
         words += f": {place(batch, stage, slot if slot >= 0 else None, self._dataset)} is late"
         return words + (f", in thread {worker.thread.name}, which is here:\n{stack_of(worker)}" if worker else ".")
 
@@ -305,6 +350,13 @@ def _set_up(
     if own is not None:
         init_fn = own.roots.get("worker_init_fn", init_fn)  # it may be bound to the dataset: then to this thread's
     threads.set_up(number, num_workers, base_seed, dataset, init_fn, own, has_scope=has_scope)
+
+
+def _set_up_elsewhere(
+    base_seed: int, dataset: Any, has_scope: bool, number: int, num_threads: int, own: Private | None
+) -> None:
+    """Of threads that run single stages: no worker_init_fn, which is for those that have a dataset."""
+    threads.set_up(number, num_threads, base_seed, dataset, None, own, has_scope=has_scope)
 
 
 def warn_of(stuck: list[Worker]) -> None:

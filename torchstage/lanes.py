@@ -16,6 +16,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import rng
+from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
@@ -23,9 +24,10 @@ from torchstage.engine.pipeline import Admission, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
-from torchstage.plan import plain
+from torchstage.line import Line
 from torchstage.reading import Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
 from torchstage.replicas import replicas
+from torchstage.then import Then
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -85,6 +87,9 @@ class LaneIterator(ThreadedIterator):
         self._first_shared_seed = self._shared_seed
         cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # torch's own draws another one here, too
 
+    def _line(self, loader: "StageLoader[Any]") -> Line:
+        return Line((), loader.stages)  # the lanes read the dataset
+
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         own, self._own = self._own or own_copies(loader), []
         self._num_workers = len(own)
@@ -102,6 +107,7 @@ class LaneIterator(ThreadedIterator):
         """Start the lanes and admit the window, inside the first ``__next__``."""
         turns = self._turns()
         try:
+            self._sites.start_loop(self._set_up_elsewhere)
             self._pool.start(len(self._lanes), self._set_up_of_lanes())
             self._is_set_up = True
             run = Run(self._pool, turns, self._window, self._in_order)
@@ -124,8 +130,13 @@ class LaneIterator(ThreadedIterator):
         again = self._shared_seed if self._is_set_up else None
         readings = [Reading(lane, opener, again) for lane in self._lanes]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
-        chains = [chain_of(reading, self._recipe, wrap) for reading in readings]
+        chains = [chain_of(reading, self._recipe, wrap, self._after_reading(reading.lane)) for reading in readings]
         return Turns(self._sampler_iter, readings, chains, self._num_ahead)
+
+    def _after_reading(self, lane: Lane) -> Callable[[Any], Any] | None:
+        """What the stages do with a sample, in the lane's thread."""
+        stages = self._recipe.line.of(lane.own).stages
+        return Then(stages, self._recipe.run_coroutine) if stages else None
 
     def __next__(self) -> Any:
         length = self._IterableDataset_len_called
@@ -156,6 +167,7 @@ def own_copies(loader: "StageLoader[Any]") -> list[Private]:
     num_lanes = loader.lanes or loader.num_workers
     names = ("dataset", "collate_fn", "worker_init_fn")
     roots = {name: getattr(loader, name) for name in names}
+    roots = {**Line((), loader.stages).roots, **roots}
     wrapper, is_pipe = roots["dataset"], isinstance(roots["dataset"], IterDataPipe)
     if is_pipe:  # DataLoader's wrapper around a pipe would pickle it
         roots["dataset"] = wrapper._datapipe

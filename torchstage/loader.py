@@ -7,7 +7,7 @@ the same draws from the random generators as torch's DataLoader, for every numbe
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -22,6 +22,8 @@ from torchstage.inline_lane import InlineLane
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
+from torchstage.stage import Stage
+from torchstage.then import Then, ThenCollate, checked
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,6 +51,11 @@ class StageLoader(DataLoader[T_co]):
             changes, are copied for each thread; what cannot be copied is used by one thread at a time, with one warning
             that names it. ``"shared"``: all threads use it as it is. ``"per_thread"``: each thread has copies of all
             objects with attributes. ``"serial"``: one thread at a time. Lanes always have copies, but for ``"shared"``.
+        stages: functions that each sample goes through, one after another, after ``dataset[index]``: of a
+            ``torchstage.Stage`` each, which says where it runs.
+        device: where batches arrive: copied there ahead of the caller, from pinned memory where that is of use.
+        prefetch_bytes: bound on the bytes of the batches in flight, beside the bound on their number. One batch is in
+            flight until one was measured; a batch larger than the bound still passes.
         lanes: iterable datasets: how many readers, each with its own copy of the dataset. None: ``num_workers``, as in
             DataLoader. 1: one reader whatever ``num_workers``, so that each sample comes once and only the global tail
             is dropped.
@@ -81,13 +88,19 @@ class StageLoader(DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        stages: Sequence[Stage] = (),
         lanes: int | None = None,
+        device: torch.device | str | int | None = None,
+        prefetch_bytes: int | None = None,
         isolation: Isolation = "auto",
         seed: int | None = None,
         sample_rng: bool = True,
     ) -> None:
-        _check(lanes, seed)
+        _check(lanes, seed, prefetch_bytes)
+        self.stages: tuple[Stage, ...] = checked(stages)
         self.lanes = lanes
+        self.device = device
+        self.prefetch_bytes = prefetch_bytes
         self.isolation: Isolation = isolation
         self.seed = seed
         self.sample_rng = sample_rng
@@ -132,9 +145,9 @@ class StageLoader(DataLoader[T_co]):
         is_inline = self.num_workers == 0 or is_inside_serialised()
         if is_iterable and self.num_workers == 0 and self.seed is not None and self.sample_rng:
             self._num_lane_epochs += 1
-            return InlineLane(self, self.seed, self._num_lane_epochs - 1)
+            return InlineLane(self._with_stages(), self.seed, self._num_lane_epochs - 1)
         if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
-            return super()._get_iterator()  # torch's own iterators
+            return self._torchs_own()
         if self._guard.isolation != self.isolation:
             self._guard = Guard(self.isolation)
         if is_iterable:
@@ -152,12 +165,26 @@ class StageLoader(DataLoader[T_co]):
         except CannotCopy:
             self.num_workers = self.lanes or num_workers
             try:
-                return super()._get_iterator()
+                return self._torchs_own()
             finally:
                 self.num_workers = num_workers
         self.check_worker_number_rationality()
         self._num_lane_epochs += 1
         return LaneIterator(self, self._guard, own, self._num_lane_epochs - 1)
+
+    def _torchs_own(self) -> Any:
+        """torch's own iterator, inline or of worker processes."""
+        return super(StageLoader, self._with_stages())._get_iterator()
+
+    def _with_stages(self) -> "StageLoader[Any]":
+        """This loader; or, for an iterator that knows no stages, one whose ``collate_fn`` has them before it."""
+        if not self.stages:
+            return self
+        known: Any = self
+        twin: Any = object.__new__(type(self))
+        collate_fn = ThenCollate(Then(self.stages), self.collate_fn, known._auto_collation)
+        twin.__dict__.update(self.__dict__, collate_fn=collate_fn)
+        return twin
 
     @property
     def num_begun(self) -> Counter[int]:
@@ -203,7 +230,14 @@ class StageLoader(DataLoader[T_co]):
         self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[])
 
 
-def _check(lanes: Any, seed: Any) -> None:
+def _check(lanes: Any, seed: Any, prefetch_bytes: Any) -> None:
+    if prefetch_bytes is not None and (
+        not isinstance(prefetch_bytes, int) or isinstance(prefetch_bytes, bool) or prefetch_bytes < 1
+    ):
+        raise ValueError(
+            f"StageLoader: prefetch_bytes must be a positive number of bytes or None, got {prefetch_bytes!r}. None: the "
+            "number of batches alone bounds what is in flight."
+        )
     if lanes is not None and (not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1):
         raise ValueError(f"StageLoader: lanes must be a positive integer or None, got {lanes!r}. None: num_workers.")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):

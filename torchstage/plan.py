@@ -6,84 +6,94 @@ yields is copied, so that the sampler may go on changing it.
 
 import copy
 import math
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import getitem
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+import torch.utils.data as torch_data
 
 from torchstage import rng
+from torchstage.assembly import Assembly, Wrap
+from torchstage.budget import Budget
 from torchstage.buffers import Ring
 from torchstage.collate import explained
 from torchstage.copies import Private
-from torchstage.engine.pipeline import Admission
+from torchstage.engine.pipeline import Admission, Pool
 from torchstage.engine.ticket import Batch, Chain
-from torchstage.order import Placed, Places
+from torchstage.first import FirstSamples
+from torchstage.line import Line
+from torchstage.order import Places
 from torchstage.seeds import Seeds
-from torchstage.transfer import pinned
+from torchstage.sites import Sites
 
 Function = Callable[..., Any]
 
-NUM_LOOKED_AT = 2  # samples that are made by one thread alone
-MAX_FAILED = 8  # of the first samples: then what the others showed must do
 SAMPLES_AHEAD_PER_THREAD = 16  # a window of 16 samples a thread keeps a heavy tail (sigma 1) at 0.98 of the ideal
+_default_collate: Any = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a batch is made with: everything that stays the same from epoch to epoch."""
 
-    dataset: Any
+    line: Line
     collate_fn: Function
     is_batched: bool  # whether the sampler yields batches of indices, or one index at a time
-    pin_memory: bool
-    pin_device: str | None
+    pin: Function | None  # copies a batch into pinned memory; given the batch and its indices
     enter: Callable[[], None]  # prepares a thread
     private: Callable[[], Private | None]  # what the calling thread has for its own
+    run_coroutine: Callable[[Any], Any]  # waits for one in the calling thread, where stages run together
     seeds: Seeds | None = None  # of the samples' own random generators
     ring: Ring | None = None  # memory for large batches
+    budget: Budget | None = None  # of the bytes in flight
+    home: Pool | None = None  # whose threads begin and finish batches; None: everything in the caller's thread
+
+    @property
+    def roots(self) -> dict[str, Any]:
+        """What threads share, by the names that messages call it."""
+        return {**self.line.roots, "collate_fn": self.collate_fn}
 
 
 class Plan:
     """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions;
-    ``looks``: a thread that has a copy of its own of the dataset and of ``collate_fn`` uses that; ``first`` watches the
-    first samples."""
+    ``looks``: a thread that has a copy of its own of the dataset and of the functions uses that; ``first`` watches the
+    first samples. ``sites``: where stages run; None: all in the thread that begins a sample, one after another."""
 
     def __init__(
         self,
         recipe: Recipe,
-        wrap: Callable[[Function], Function],
+        wrap: Wrap,
         *,
         looks: bool = False,
-        first: "FirstSamples | None" = None,
+        first: FirstSamples | None = None,
+        sites: Sites | None = None,
     ) -> None:
-        dataset = recipe.dataset
+        line = recipe.line
         self._is_batched = recipe.is_batched
-        self._takes_batches = recipe.is_batched and _takes_batches(dataset)
-        take: Function = _take_batch if self._takes_batches else (_take_each if recipe.is_batched else getitem)
-        one, whole = partial(getitem, dataset), partial(take, dataset)
+        is_collated = line.is_collated and recipe.is_batched and recipe.collate_fn is _default_collate
+        self._takes_batches = recipe.is_batched and line.takes_batches and (is_collated or not line.is_collated)
+        home = recipe.home
+        assembly = Assembly(
+            line, recipe.seeds, recipe.private, wrap, looks, first, sites, recipe.run_coroutine, home is None
+        )
         collate = explained(recipe.collate_fn, recipe.ring)
-        whole_kind = "batch" if recipe.is_batched else "sample"  # a sample's draws are its own, batched or not
-        if looks:
-            one, whole = _taken(getitem, recipe, "sample"), _taken(take, recipe, whole_kind)
-        elif recipe.seeds is not None:
-            one, whole = _drawn(one, recipe.seeds, "sample"), _drawn(whole, recipe.seeds, whole_kind)
         if looks or recipe.seeds is not None:
             collate = _collated(collate, recipe)
-        if first is not None:
-            one, whole = first.watch(one, 1), first.watch(whole, NUM_LOOKED_AT if recipe.is_batched else 1)
-        collate = wrap(collate)
-        pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
-        self._by_sample = Chain(wrap(one), (("collate", collate), *pin), recipe.enter)
-        self._as_whole = Chain(
-            wrap(whole), (("collate", partial(_collate_whole, collate)), *pin), recipe.enter, takes_whole=True
-        )
+        collate = _as_it_is if is_collated else wrap(collate)
+        finish, finish_whole = finish_of(collate, recipe), finish_of(partial(_collate_whole, collate), recipe)
+        by_sample = assembly.of_samples()
+        if not recipe.is_batched:
+            whole = by_sample
+        elif self._takes_batches:
+            whole = assembly.of_batches()
+            finish_whole = finish if len(whole) > 1 else finish_whole
+        else:
+            whole = assembly.of_nothing()
+        self._by_sample = Chain(by_sample, finish, recipe.enter, home=home)
+        self._as_whole = Chain(whole, finish_whole, recipe.enter, takes_whole=True, home=home)
 
     def take(self, index: Any) -> Admission:
         """The tickets of one batch and the chain that makes it.
@@ -102,58 +112,11 @@ class Plan:
         return self._as_whole if chain.takes_whole else self._by_sample
 
 
-def _takes_batches(dataset: Any) -> bool:
-    """Whether ``__getitems__`` takes a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
-    a subset of: if that has none, it loops over single samples, and these can as well be shared out."""
-    while type(dataset) is Subset:
-        dataset = cast(Any, dataset).dataset
-    return bool(getattr(dataset, "__getitems__", None))
-
-
 def _own(index: Any) -> Any:
     """A copy of what the sampler may go on changing: by the time a thread looks at it, it would be another batch's."""
     if isinstance(index, torch.Tensor):
         return index.clone()
     return copy.copy(cast(Any, index)) if isinstance(index, list | dict | np.ndarray) else index
-
-
-def _take_batch(dataset: Any, indices: Any) -> Any:
-    return dataset.__getitems__(indices)
-
-
-def _take_each(dataset: Any, indices: Sequence[Any]) -> list[Any]:
-    return [dataset[index] for index in indices]
-
-
-def _taken(take: Function, recipe: Recipe, kind: str) -> Function:
-    """``take`` from the calling thread's own dataset if it has one, with random generators for this sample alone."""
-    dataset, private, seeds, scope = recipe.dataset, recipe.private, recipe.seeds, rng.current
-
-    def taken(item: Any) -> Any:
-        own = private()
-        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
-        if seeds is not None and (here := scope()) is not None:
-            here.begin(seeds, kind, index, salt, () if own is None else own.held)
-        return take(dataset if own is None else own.roots["dataset"], index)
-
-    return taken
-
-
-def _drawn(take: Function, seeds: Seeds, kind: str) -> Function:
-    """``take`` with random generators for this sample alone, in the shortest way: it is paid for every sample."""
-    scope = rng.current
-
-    def drawn(item: Any) -> Any:
-        here = scope()
-        if type(item) is Placed:
-            item, salt = item.index, item.salt
-            if here is not None:
-                here.begin(seeds, kind, item, salt)
-        elif here is not None:
-            here.begin(seeds, kind, item)
-        return take(item)
-
-    return drawn
 
 
 def _collated(collate: Function, recipe: Recipe) -> Function:
@@ -176,13 +139,41 @@ def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any])
     return collate(values[0], indices[0])
 
 
-def window(prefetch_factor: int, num_threads: int, batch: Batch) -> int:
+def _as_it_is(batch: Any, indices: Any) -> Any:
+    """The dataset collated it."""
+    return batch
+
+
+def finish_of(collate: Function, recipe: Recipe) -> tuple[tuple[str, Function], ...]:
+    """What is done with the samples of a batch once all are there."""
+    steps = [("collate", collate)]
+    if recipe.pin is not None:
+        steps.append(("pin_memory", recipe.pin))
+    if recipe.budget is not None:
+        measured = partial(_measured, recipe.budget)
+        steps = [("collate", measured), *steps, ("collate", measured)]
+    return tuple(steps)
+
+
+def _measured(budget: Budget, value: Any, indices: Any) -> Any:
+    budget.measure(value)
+    return value
+
+
+def window(
+    prefetch_factor: int, num_threads: int, num_elsewhere: int, is_batched: bool, budget: Budget | None, batch: Batch
+) -> int:
     """How many batches may be in flight: ``prefetch_factor``, or more where threads would run out of samples or of
     batches to collate, and the one that is handed out. Where a ticket is a whole batch, torch's own count:
-    ``prefetch_factor`` for each thread."""
+    ``prefetch_factor`` for each thread. In any case no more than the budget of bytes allows.
+
+    ``num_elsewhere``: samples that wait or are made at once elsewhere than in the loader's own threads."""
     if batch.chain.takes_whole:
-        return prefetch_factor * num_threads + 1
-    return max(prefetch_factor, num_threads, math.ceil(SAMPLES_AHEAD_PER_THREAD * num_threads / batch.size)) + 1
+        wanted = prefetch_factor * num_threads + 1 + (0 if is_batched else num_elsewhere)
+    else:
+        num_samples = SAMPLES_AHEAD_PER_THREAD * num_threads + num_elsewhere
+        wanted = max(prefetch_factor, num_threads, math.ceil(num_samples / batch.size)) + 1
+    return wanted if budget is None else min(wanted, budget.num_batches)
 
 
 class Source:
@@ -205,71 +196,3 @@ class Source:
         if self._places is not None:
             indices, items = self._places.of(indices)
         return indices, chain, items
-
-
-class FirstSamples:
-    """Tells when the first samples were made: two, by one thread, each looked at before the next begins. One shows what
-    a sample sets; the second, what it sets again."""
-
-    def __init__(self, announce: Callable[[None], None]) -> None:
-        self._announce = announce
-        self._thread: int | None = None  # that makes them: others may have been let in
-        self._num_made = self._num_failed = 0
-        self.is_made = False
-        self.is_judged = False
-        self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
-
-    def begin(self, look: Callable[[], bool], judge: Callable[[bool], None], seconds: float) -> None:
-        """Before they are made: who looks after the first (and tells whether to go on) and judges after the last, and
-        for how many seconds the other threads are kept out for each."""
-        self._look, self._judge, self._seconds = look, judge, seconds
-        self.deadline = time.monotonic() + seconds
-
-    def stop_waiting(self) -> bool:
-        """Let others in before they are there. False if they are being judged at this moment."""
-        try:
-            self._claim.pop()
-        except IndexError:
-            return False
-        return True
-
-    def end(self) -> None:
-        """There are no more samples to look at."""
-        self.is_made = True
-
-    def watch(self, function: Function, num_samples: int) -> Function:
-        """``function``, which makes that many samples at a time, watched until there were enough."""
-
-        def watched(*arguments: Any) -> Any:
-            if self.is_made or self._thread not in (None, threading.get_ident()):
-                return function(*arguments)
-            self._thread = threading.get_ident()
-            try:
-                value = function(*arguments)
-            except BaseException:
-                self._num_failed += 1
-                if self._num_failed >= MAX_FAILED:
-                    self._conclude()
-                self._announce(None)
-                raise
-            self._num_made += num_samples
-            if self._num_made >= NUM_LOOKED_AT or not self._claim or not self._look():
-                self._conclude()
-            else:
-                self.deadline = time.monotonic() + self._seconds
-            return value
-
-        return watched
-
-    def _conclude(self) -> None:
-        try:
-            self._judge(self.stop_waiting())
-            self.is_judged = True
-        finally:
-            self.is_made = True
-            self._announce(None)
-
-
-def plain(function: Function) -> Function:
-    """Nothing goes around it: threads call it as it is."""
-    return function

@@ -15,9 +15,8 @@ import torch.utils.data.graph_settings as torch_graph
 from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import Private
-from torchstage.engine.ticket import Chain
-from torchstage.plan import Recipe
-from torchstage.transfer import pinned
+from torchstage.engine.ticket import Chain, simple_chain
+from torchstage.plan import Recipe, finish_of
 
 # torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds a data pipe.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
@@ -144,12 +143,20 @@ def _as_fetched(samples: Any) -> Any:
     return samples
 
 
-def chain_of(reading: Reading, recipe: Recipe, wrap: Callable[[Any], Any]) -> Chain:
+def chain_of(
+    reading: Reading, recipe: Recipe, wrap: Callable[[Any], Any], then: Callable[[Any], Any] | None = None
+) -> Chain:
+    """``then``: what the stages do with each sample that was read."""
     collate = wrap(explained(reading.lane.collate_fn, recipe.ring))
 
     def collate_batch(values: list[Any], indices: Sequence[Any]) -> Any:
         return collate(values[0], reading.labels(values[0]) if recipe.is_batched else indices)
 
-    pin = (("pin_memory", pinned(recipe.pin_device)),) if recipe.pin_memory else ()
-    finish = (("collate", collate_batch), *pin)
-    return Chain(wrap(reading.fetch), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)
+    def fetch(index: Any) -> Any:
+        samples = reading.fetch(index)
+        if then is None:
+            return samples
+        return [then(sample) for sample in samples] if recipe.is_batched else then(samples)
+
+    finish = finish_of(collate_batch, recipe)
+    return simple_chain("fetch", wrap(fetch), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)

@@ -101,6 +101,11 @@ class Scope:
         for generator, own in held:
             reseed(generator, hashlib.blake2b(self._bytes() + own, digest_size=DIGEST_BYTES).digest())
 
+    def restart(self, kind: str, held: Sequence[tuple[AnyGenerator, bytes]] = ()) -> None:
+        """From now on the draws are those of another stage of the same sample."""
+        seeds, _, index, salt = self._sample
+        self.begin(seeds, kind, index, salt, held)
+
     def _bytes(self) -> bytes:
         sample = self._sample
         if self._digest_at is not sample:

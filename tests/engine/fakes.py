@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchstage.engine.pipeline import Exhausted, Pool, Run
-from torchstage.engine.ticket import Batch, Chain
+from torchstage.engine.ticket import Batch, Chain, simple_chain
 
 PATIENCE_SECONDS = 20.0  # for an event that must come; a test that waits this long has failed
 
@@ -37,7 +37,7 @@ def chain_of(
     *finish: tuple[str, Callable[[Any, Sequence[Any]], Any]],
     enter: Callable[[], None] = do_nothing,
 ) -> Chain:
-    return Chain(sample, finish or (("collate", lambda values, indices: list(values)),), enter)
+    return simple_chain("fetch", sample, finish or (("collate", lambda values, indices: list(values)),), enter)
 
 
 def batch_of(size: int, chain: Chain | None = None, number: int = 0) -> Batch:

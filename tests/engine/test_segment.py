@@ -12,7 +12,7 @@ from torchstage.engine.channel import Channel
 from torchstage.engine.parking import Parking
 from torchstage.engine.segment import Worker, alive
 from torchstage.engine.stats import Meter
-from torchstage.engine.ticket import Chain, Failure
+from torchstage.engine.ticket import Failure, simple_chain
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def worker():
 def serve(worker: Worker, *batches) -> None:
     """Let the worker do in this thread what it would do in its own."""
     for batch in batches:
-        worker.channel.put(batch)
+        worker.channel.put(batch.first)
         assert worker._serve_one()
 
 
@@ -130,7 +130,7 @@ def test_an_error_of_the_engines_own_is_announced_in_place_of_the_batch(worker):
 
 def test_an_error_after_the_finish_was_claimed_is_announced_too(worker):
     """No memory for the list of values, say. Here: a list of stages that cannot be read."""
-    batch = batch_of(1, Chain(sample=str, finish=None, enter=do_nothing))  # type: ignore[arg-type]
+    batch = batch_of(1, simple_chain("fetch", str, None, do_nothing))  # type: ignore[arg-type]
     serve(worker, batch)
     assert batch.done
     assert batch.failure is not None

@@ -4,6 +4,7 @@ Guarantees: put never blocks and takes no lock that Python code can hold, so a f
 it; close wakes every waiter, and what was put before it is still taken first.
 """
 
+from collections import deque
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -11,9 +12,9 @@ T = TypeVar("T")
 
 
 class Channel(Generic[T]):
-    """First-in-first-out between the door and the threads of one segment."""
+    """First-in-first-out between the door and the threads of one segment. What is ``urgent`` is asked for first."""
 
-    __slots__ = ("_queue", "get", "get_nowait", "is_empty", "put")
+    __slots__ = ("_queue", "get", "get_nowait", "is_empty", "put", "urgent")
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[T | None] = SimpleQueue()
@@ -21,6 +22,12 @@ class Channel(Generic[T]):
         self.get = self._queue.get
         self.get_nowait = self._queue.get_nowait
         self.is_empty = self._queue.empty
+        self.urgent: deque[T] = deque()
+
+    def put_urgent(self, item: T) -> None:
+        """Before all that waits: a sample that was begun is to be done before others begin."""
+        self.urgent.append(item)
+        self._queue.put(item)  # wakes a thread that waits
 
     def close(self, num_threads: int) -> None:
         """Let each of that many threads get one None, the end. Safe in a finalizer."""

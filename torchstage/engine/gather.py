@@ -27,7 +27,12 @@ def finish(batch: Batch) -> None:
                 failure = caught(error, stage)
                 batch.value = None
                 break
+    after = batch.after if failure is None else None
+    if after is not None:
+        failure = after(batch)
     announce(batch, failure)
+    if after is not None:  # it may have become due right before it was announced
+        after(batch)
     del failure  # the traceback may lead back to this frame
 
 

@@ -8,13 +8,14 @@ lock and waits for nothing, so a finalizer may call it; threads know the channel
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torchstage.engine.gather import InFlight, announce
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pool import Pool
 from torchstage.engine.segment import Worker
-from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, caught
+from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, Failure, caught
 
 # Indices, chain, and the items where they are not the indices.
 Admission = tuple[Sequence[Any], Chain, Sequence[Any] | None]
@@ -37,7 +38,9 @@ class Run:
 
     ``source`` gives the indices, the chain and the items of one batch after another, or None to let nothing in this
     time; its errors are handed out in their place. ``window(batch)`` is how many batches like that one may be in
-    flight.
+    flight; ``is_elastic``: it changes with what was measured, so that a batch handed out is not always replaced by one.
+    ``after(batch)`` is called by whoever finishes a batch, before and after it is announced; its failure is the
+    batch's.
     """
 
     def __init__(
@@ -46,11 +49,17 @@ class Run:
         source: Iterator[Admission | None],
         window: Callable[[Batch], int],
         in_order: bool = True,
+        *,
+        is_elastic: bool = False,
+        after: Callable[[Batch], Failure | None] | None = None,
     ) -> None:
         self._pool = pool
         self._source = source
         self._window = window
         self._in_flight = InFlight(in_order)
+        self._is_elastic = is_elastic
+        self._after = after
+        self._latest: Batch | None = None
         self._num_admitted = 0
         self._taken: Admission | None = None
         self._is_exhausted = False
@@ -71,8 +80,12 @@ class Run:
     def fill(self) -> None:
         """Admit batches until the window is full or the source is exhausted or fails."""
         self._is_short = False
-        while (batch := self._admit()) is not None and len(self._in_flight) < self._window(batch):
-            pass
+        while self._has_room() and (batch := self._admit()) is not None:
+            self._latest = batch
+
+    def _has_room(self) -> bool:
+        latest = self._latest
+        return latest is None or not self._in_flight or len(self._in_flight) < self._window(latest)
 
     def _look_after(self) -> None:
         """Nothing was finished for a while: what was measured before may be wrong now; or Ctrl-C came after a batch was
@@ -81,9 +94,11 @@ class Run:
         if self._pool.has_lanes:
             self._call_lanes()
             return
+        for batch in self._in_flight:
+            self._call_elsewhere(batch)
         if self.is_on_trial:
             return
-        head = next((batch for batch in self._in_flight if batch.todo), None)
+        head = next((batch for batch in self._in_flight if batch.todo and batch.first.segment.place is None), None)
         if was_cheap or (head is not None and not any(worker.batch is head for worker in self._pool.workers)):
             self.call_threads()
 
@@ -98,11 +113,23 @@ class Run:
         self._in_flight.clear()
         for batch in old:
             if batch.chain is not NO_CHAIN:
-                again = Batch(batch.number, batch.indices, chain_of(batch.chain), batch.wake, batch.items)
+                indices, items = batch.admitted_with
+                again = Batch(batch.number, indices, chain_of(batch.chain), batch.wake, items)
+                again.after = self._after
                 self._in_flight.add(again)
-                self._pool.call_threads_to(again)
+                self._call(again)
             else:
                 self._in_flight.add(batch)
+
+    def rebind(self, chain_of: Callable[[Chain], Chain]) -> None:
+        """Have the samples that nobody has begun made by other chains from here on."""
+        for batch in self._in_flight:
+            todo: list[int] = []
+            with suppress(IndexError):
+                while True:
+                    todo.append(batch.todo.pop())
+            if todo and batch.chain is not NO_CHAIN:
+                batch.follow(chain_of(batch.chain), todo[::-1])
 
     def call_to_first(self, num_samples: int) -> bool:
         """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left."""
@@ -118,7 +145,21 @@ class Run:
         self.is_on_trial = False
         for batch in self._in_flight:
             if batch.todo:
-                self._pool.call_threads_to(batch)
+                self._call(batch)
+
+    def _call(self, batch: Batch) -> None:
+        """Have the batch's first segment begin."""
+        if batch.first.segment.place is None:
+            self._pool.call_threads_to(batch)
+        else:
+            self._call_elsewhere(batch)
+
+    def _call_elsewhere(self, batch: Batch) -> None:
+        """If it begins elsewhere than in the pool, call that, once: Ctrl-C may have come before."""
+        place = batch.first.segment.place
+        if place is not None and not batch.is_called:
+            place.call(batch.first, batch.size)
+            batch.is_called = True
 
     def _call_lanes(self) -> None:
         """Call each lane to its batches, once, and in their order: also where Ctrl-C came after a batch was admitted
@@ -150,7 +191,7 @@ class Run:
             call_again = attend()
         self._in_flight.hand_out(batch)
         try:
-            if self._is_short:
+            if self._is_short or self._is_elastic:
                 self.fill()
             else:
                 self._admit()
@@ -183,13 +224,14 @@ class Run:
             announce(batch, caught(error, "sampler"))
             return None
         batch = Batch(number, indices, chain, wake, items)
+        batch.after = self._after
         self._num_admitted += 1
         self._in_flight.add(batch)
         self._taken = None
         if chain.lane is not None:
             self._call_lanes()
         elif not self.is_on_trial:
-            self._pool.call_threads_to(batch)
+            self._call(batch)
         return batch
 
     def late(self) -> tuple[Batch, int, Worker | None] | None:
@@ -206,4 +248,5 @@ class Run:
         self.is_closed = True
         for batch in list(self._in_flight):
             batch.drop()
+        self._pool.leave()
         self._in_flight.wake.put(None)

@@ -9,16 +9,16 @@ import atexit
 import math
 import os
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
 from torchstage.engine.channel import Channel
 from torchstage.engine.parking import Parking, usable_cores
-from torchstage.engine.segment import Worker, alive
+from torchstage.engine.segment import Worker, alive, join
 from torchstage.engine.stats import Meter, Tally, merge
-from torchstage.engine.ticket import Batch
+from torchstage.engine.ticket import Batch, Part
 
 VISIT_SECONDS = 200e-6  # calling one more thread to a batch costs 10 to 50 us: it should find several times that to do
 
@@ -27,16 +27,38 @@ EXIT_WAIT_SECONDS = 5.0  # for user code at interpreter exit: long enough to dec
 _pools: weakref.WeakSet["Pool"] = weakref.WeakSet()
 
 
+class Annex(Protocol):
+    """Another place that batches of a pool go through. It lives and ends with the pool."""
+
+    def abandon(self) -> None:
+        """As ``Pool.abandon``."""
+        ...
+
+    def leave(self) -> None:
+        """Cancel what belongs to dropped batches. Waits for nothing; safe in a finalizer."""
+        ...
+
+    def join(self, deadline: float) -> list[Worker]:
+        """As ``Pool.join``."""
+        ...
+
+    def forget(self) -> None:
+        """As ``Pool.forget``."""
+        ...
+
+
 class Pool:
     """Up to ``num_threads`` threads that work on batches, in the order in which these were put into the channel.
 
-    ``has_lanes``: each thread has a channel of its own, and gets the batches whose chain names it.
+    ``has_lanes``: each thread has a channel of its own, and gets the batches whose chain names it. ``annexes``: where
+    else its batches go; added before the pool starts.
     """
 
     def __init__(self, num_threads: int, name: str, has_lanes: bool = False) -> None:
         self.num_threads = num_threads
         self.has_lanes = has_lanes
-        self.channels: list[Channel[Batch]] = [Channel() for _ in range(num_threads if has_lanes else 1)]
+        self.annexes: list[Annex] = []
+        self.channels: list[Channel[Part]] = [Channel() for _ in range(num_threads if has_lanes else 1)]
         self.meter = Meter()
         self.parking = Parking(num_threads, usable_cores())
         self.workers: list[Worker] = []
@@ -65,7 +87,7 @@ class Pool:
     @property
     def has_ended(self) -> bool:
         """Whether it was closed and none of its threads is left."""
-        return self.is_closed and not any(worker.thread.is_alive() for worker in self.workers)
+        return self.is_closed and not self.join(0.0)
 
     @property
     def is_idle(self) -> bool:
@@ -78,14 +100,25 @@ class Pool:
         batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work. To a lane's
         batch, the lane's own."""
         if batch.chain.lane is not None:
-            self.channels[batch.chain.lane].put(batch)
+            self.channels[batch.chain.lane].put(batch.first)
             return
         num_threads = min(batch.size, len(self.workers))
         seconds = self.meter.sample_seconds
         if seconds is not None:
             num_threads = max(1, min(num_threads, math.ceil(batch.size * seconds / VISIT_SECONDS)))
         for _ in range(num_threads):
-            self.channels[0].put(batch)
+            self.channels[0].put(batch.first)
+
+    def call(self, part: Part, num_samples: int) -> None:
+        """Have a thread come to samples that were begun elsewhere, as many as there may be use for; or finish a batch.
+        From any thread; never blocks."""
+        for _ in range(max(1, min(num_samples, self.num_threads))):
+            self.channels[0].put_urgent(part)
+
+    def leave(self) -> None:
+        """What belongs to dropped batches is not begun any more; elsewhere it is cancelled."""
+        for annex in self.annexes:
+            annex.leave()
 
     def let_loose(self, now: float) -> bool:
         """The consumer waits: let parked threads in where the others leave room. True if samples were taken for so
@@ -98,6 +131,8 @@ class Pool:
     def abandon(self) -> None:
         """Let the threads end as soon as they are out of user code. Waits for nothing; safe in a finalizer."""
         self.is_closed = True
+        for annex in self.annexes:
+            annex.abandon()
         if not self._is_told:  # last of all, so that after Ctrl-C in here whoever comes next tells them again
             self.parking.open()
             for channel in self.channels:
@@ -106,25 +141,19 @@ class Pool:
 
     def join(self, deadline: float) -> list[Worker]:
         """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code."""
-        return join(self.workers, deadline)
+        stuck = join(self.workers, deadline)
+        return stuck + [worker for annex in self.annexes for worker in annex.join(deadline)]
 
     def forget(self) -> None:
         """In a forked child: the threads stayed behind. Touches no lock, since one of them may have held it."""
         self.is_closed = True
         self.workers = []
+        for annex in self.annexes:
+            annex.forget()
 
     def tally(self) -> Tally:
         """What the threads did so far."""
         return merge(worker.tally for worker in self.workers)
-
-
-def join(workers: Iterable[Worker], deadline: float) -> list[Worker]:
-    """Wait for the threads of these workers until ``deadline``. Returns those that are still alive."""
-    workers = [worker for worker in workers if worker.thread.is_alive()]
-    for worker in workers:
-        if worker.thread is not threading.current_thread():
-            worker.thread.join(max(0.0, deadline - time.monotonic()))
-    return [worker for worker in workers if worker.thread.is_alive()]
 
 
 @atexit.register

@@ -1,10 +1,11 @@
-"""Segment: batches in from a channel, finished batches out. What one thread does, from its start to its end.
+"""Segment: parts of batches in from a channel, finished batches out. What one thread does, from its start to its end.
 
 Guarantees: a thread holds nothing of a batch while it waits for the next one; it ends at the first None of its channel.
 """
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
@@ -12,7 +13,7 @@ from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
 from torchstage.engine.parking import LONE_SECONDS, Parking
 from torchstage.engine.stats import Meter, Tally
-from torchstage.engine.ticket import Batch, Wake, caught
+from torchstage.engine.ticket import Batch, Part, Wake, caught
 
 CHEAP_SECONDS = 1e-3  # a batch made in less is announced together with those after it: waking somebody costs a tenth
 
@@ -22,7 +23,7 @@ alive: set["Worker"] = set()  # every thread of every pool, from before it start
 class Worker:
     """One thread of a segment, and what others may read of it: the batch and slot it is on, and its tally."""
 
-    def __init__(self, number: int, name: str, channel: Channel[Batch], meter: Meter, parking: Parking) -> None:
+    def __init__(self, number: int, name: str, channel: Channel[Part], meter: Meter, parking: Parking) -> None:
         self.number = number
         self.channel = channel
         self.meter = meter
@@ -30,6 +31,7 @@ class Worker:
         self.tally = Tally()
         self.batch: Batch | None = None
         self.slot = 0
+        self.stage = ""
         self.entered: Callable[[], None] | None = None
         self.setup_error: BaseException | None = None
         self.unannounced: list[Wake] = []
@@ -66,8 +68,8 @@ class Worker:
         if not 0 <= self.slot < len(batch.indices):  # it may have moved on since
             return f"stage {batch.chain.finish[0][0]!r} (batch {batch.number})"
         if batch.chain.lane is not None:
-            return f"stage {batch.chain.stage!r} (batch {batch.number})"
-        return f"stage {batch.chain.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
+            return f"stage {self.stage!r} (batch {batch.number})"
+        return f"stage {self.stage!r}, dataset index {batch.indices[self.slot]!r} (batch {batch.number})"
 
     def _run(self) -> None:
         try:
@@ -94,41 +96,52 @@ class Worker:
         if self.parking.running > self.parking.limit:
             self._wake_consumer()
             self.parking.wait_for_room()
+        channel = self.channel
         try:
-            batch = self.channel.get_nowait()
+            part = channel.get_nowait()
         except Empty:
             self._wake_consumer()  # before this thread waits itself
-            batch = self.channel.get()
-        if batch is None or self.parking.is_open:
+            part = channel.get()
+        while channel.urgent and not self.parking.is_open:
+            try:
+                self._serve(channel.urgent.popleft())
+            except IndexError:  # another thread took the last one
+                break
+        if part is None or self.parking.is_open:
             self._wake_consumer()
             return False
-        if batch.todo:
+        self._serve(part)
+        return True
+
+    def _serve(self, part: Part) -> None:
+        batch = part.batch
+        if part.todo or batch.is_settled:
             self.batch = batch
             try:
-                self._work_on(batch)
+                self._work_on(part)
             except BaseException as error:  # ours, or no memory left: the consumer must hear of it, not wait for ever
                 if not batch.done:
                     batch.drop()
                     announce(batch, caught(error, "engine"))
                     batch.wake.put(None)
             self.batch = None
-        return True
 
     def _wake_consumer(self) -> None:
         """Announce what was finished meanwhile."""
         while self.unannounced:
             self.unannounced.pop().put(None)
 
-    def _work_on(self, batch: Batch) -> None:
+    def _work_on(self, part: Part) -> None:
         """Take samples of the batch until every one is taken; finish it, if its last one was settled here.
 
         All threads that were called to this batch do the same at once: a list's pop is what shares the samples out.
         """
-        chain, todo, items, parking = batch.chain, batch.todo, batch.items, self.parking
+        batch, todo, take, legs, parking = part.batch, part.todo, part.take, part.segment.legs, self.parking
+        chain, is_last, is_home = batch.chain, part.next is None, part.segment.place is None
         if chain.enter is not self.entered:
             chain.enter()
             self.entered = chain.enter  # not the chain: an idle thread must not keep the user's objects alive
-        sample, settle = chain.sample, batch.settled.setdefault  # Batch.settle, without a frame for each sample
+        settle = batch.settled.setdefault  # Batch.settle, without a frame for each sample
         num_samples = 0
         begin = perf_counter()
         while todo and not parking.is_open:
@@ -138,15 +151,27 @@ class Worker:
                 break
             num_samples += 1
             try:
-                settle(slot, sample(items[slot]))
+                value = take(slot)
+                for leg in legs:
+                    if leg.begin is not None:
+                        leg.begin(batch.items[slot])
+                    for self.stage, step in leg.steps:
+                        value = step(value)
+                if is_last:
+                    settle(slot, value)
+                else:
+                    part.pass_on(slot, value)
             except BaseException as error:
-                batch.fail(slot, caught(error, chain.stage, slot))
+                batch.fail(slot, caught(error, self.stage, slot))
+            value = None  # what the user gets must not be kept here
         end = perf_counter()
         if num_samples:
             self.tally.num_samples += num_samples
             self.tally.busy_seconds += end - begin
             self.meter.add(num_samples, end - begin)
-        if batch.claim_finish():
+        if not is_home:
+            part.call_home()
+        elif batch.claim_finish():
             self.slot = -1
             finish(batch)
             finished = perf_counter()
@@ -160,4 +185,13 @@ class Worker:
         if end >= parking.next_look:
             parking.look(end, self.meter.work_seconds)
         # A user's frame, kept by a traceback, keeps this one: let it keep nothing of the batch.
-        del batch, chain, todo, items, sample, settle
+        del part, batch, chain, todo, take, legs, settle
+
+
+def join(workers: Iterable[Worker], deadline: float) -> list[Worker]:
+    """Wait for the threads of these workers until ``deadline``. Returns those that are still alive."""
+    workers = [worker for worker in workers if worker.thread.is_alive()]
+    for worker in workers:
+        if worker.thread is not threading.current_thread():
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.thread.is_alive()]

@@ -4,6 +4,7 @@ Guarantees: a slot is settled once, by whoever is first; a batch is finished onc
 lock.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,47 +52,162 @@ class Skipped:
 SKIPPED = Skipped()
 
 
+class Place(Protocol):
+    """Who runs a segment: the pool's own threads, other threads, an event loop, an executor."""
+
+    def call(self, part: "Part", num_samples: int) -> None:
+        """That many samples more wait in the part. From any thread; never blocks."""
+        ...
+
+
+Step = tuple[str, Callable[[Any], Any]]  # a stage's name and its function
+
+
 @dataclass(frozen=True, slots=True)
+class Leg:
+    """Stages that run one after another. ``begin`` is told before them which sample comes: its item."""
+
+    steps: tuple[Step, ...]
+    begin: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Neighbouring stages that run in one place, one after another, with no hand-over. ``place`` None: the pool's own
+    threads. ``spread``: what comes out is the list of a whole batch's samples, each of which goes on by itself; it
+    tells their items, given that of the batch."""
+
+    legs: tuple[Leg, ...]
+    place: Place | None = None
+    spread: Callable[[Any], Sequence[Any]] | None = None
+
+    @property
+    def stage(self) -> str:
+        """The name of its first stage."""
+        return self.legs[0].steps[0][0]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All its steps."""
+        return tuple(step for leg in self.legs for step in leg.steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Chain:
     """What is done with a batch, bound to it when it is admitted, so that a change takes effect at batch borders.
 
-    ``sample`` maps one item (mostly a dataset index) to one value, in the stage called ``stage``. ``finish`` are named
-    stages that run one after another once every sample is there: each maps what came before it (first the values, in
-    order) and the batch's dataset indices. ``enter`` is called in a thread that meets this chain for the first time.
-    The batches of a ``lane`` go to the thread of that number alone, which works on them in their order.
+    ``segments`` map one item (mostly a dataset index) to one value. ``finish`` are named stages that run one after
+    another once every sample is there: each maps what came before it (first the values, in order) and the batch's
+    dataset indices. ``enter`` is called in a thread that meets this chain for the first time. The batches of a ``lane``
+    go to the thread of that number alone, which works on them in their order. ``home`` finishes batches whose last
+    sample came from elsewhere than the pool's own threads.
     """
 
-    sample: Callable[[Any], Any]
+    segments: tuple[Segment, ...]
     finish: tuple[tuple[str, Callable[[Any, Sequence[Any]], Any]], ...]
     enter: Callable[[], None]
-    stage: str = "fetch"
     takes_whole: bool = False  # one ticket stands for a whole batch, or for what the user gets as one
     lane: int | None = None
+    home: Place | None = None
+
+
+def simple_chain(
+    stage: str,
+    sample: Callable[[Any], Any],
+    finish: tuple[tuple[str, Callable[[Any, Sequence[Any]], Any]], ...],
+    enter: Callable[[], None],
+    *,
+    takes_whole: bool = False,
+    lane: int | None = None,
+) -> Chain:
+    """A chain of one stage, in the pool's own threads."""
+    return Chain((Segment((Leg(((stage, sample),)),)),), finish, enter, takes_whole, lane)
 
 
 def _nothing() -> None:
     """Nothing has to be set up."""
 
 
-NO_CHAIN = Chain(sample=lambda index: index, finish=(), enter=_nothing)  # of a batch that failed at the door
+NO_CHAIN = simple_chain("fetch", lambda index: index, (), _nothing)  # of a batch that failed at the door
+
+
+class Part:
+    """The samples of a batch that wait for one of its segments. The place of a segment takes slots from ``todo`` and
+    what waits there with ``take``; whoever is first has the slot."""
+
+    __slots__ = ("batch", "next", "segment", "take", "todo", "waiting")
+
+    def __init__(self, batch: "Batch", segment: Segment, todo: Any, waiting: Any) -> None:
+        self.batch = batch
+        self.segment = segment
+        self.todo = todo  # taken from the end: the lowest slot first, or what waits longest
+        self.waiting = waiting  # slot -> the value that the segment is given
+        # What was made already is let go of; a batch's items are kept, for its errors.
+        self.take: Callable[[int], Any] = waiting.__getitem__ if waiting is batch.items else waiting.pop
+        self.next: Part | None = None
+
+    def pass_on(self, slot: int, value: Any) -> None:
+        """What came out of this part's segment goes into the next; a whole batch as its samples, each by itself.
+
+        Raises ValueError where that is not as many samples as the batch has indices.
+        """
+        after = self.next
+        assert after is not None
+        if self.segment.spread is not None:
+            values = self.batch.spread(value, self.segment.spread)
+            after.waiting.update(enumerate(values))
+            after.todo.extend(reversed(range(len(values))))
+            num_samples = len(values)
+        else:
+            after.waiting[slot] = value
+            after.todo.appendleft(slot)
+            num_samples = 1
+        place = after.segment.place or self.batch.chain.home
+        assert place is not None
+        place.call(after, num_samples)
+        if not num_samples:  # of an empty batch, that was the last of it
+            self.call_home()
+
+    def conclude(self, slot: int, value: Any) -> None:
+        """A sample came out of this part's segment elsewhere than in the pool's own threads: it goes on, or is done."""
+        if self.next is not None:
+            self.pass_on(slot, value)
+        else:
+            self.batch.settle(slot, value)
+            self.call_home()
+
+    def fail(self, slot: int, failure: Failure) -> None:
+        """A sample failed elsewhere than in the pool's own threads."""
+        self.batch.fail(slot, failure)
+        self.call_home()
+
+    def call_home(self) -> None:
+        """Have somebody finish the batch if this was its last sample."""
+        batch = self.batch
+        if batch.is_settled:
+            assert batch.chain.home is not None
+            batch.chain.home.call(batch.first, 0)
 
 
 class Batch:
     """One admitted batch and the tickets of its samples. A slot is a ticket's place: 0 <= slot < size."""
 
     __slots__ = (
+        "admitted_with",
+        "after",
         "chain",
         "done",
         "failure",
         "finisher",
+        "first",
         "has_failed",
         "indices",
         "is_called",
+        "is_dropped",
         "items",
         "number",
         "settled",
         "size",
-        "todo",
         "value",
         "wake",
     )
@@ -102,17 +218,47 @@ class Batch:
         self.number = number
         self.indices = indices  # what the user is told after an error: kept until the batch is handed out
         self.items = indices if items is None else items  # what the chain is given: an index, or more than that
-        self.chain = chain
+        self.admitted_with = (self.indices, self.items)  # also once a whole batch was spread into its samples
         self.size = len(indices)
-        self.todo = list(range(self.size - 1, -1, -1))  # taken from the end: the lowest slot first
         self.settled: dict[int, Any] = {}
         self.finisher = [None]  # whoever pops it finishes the batch
         self.wake = wake
         self.has_failed = False
+        self.is_dropped = False
         self.is_called = False  # of a lane's batch: whether its thread was called to it
         self.done = False
         self.value: Any = None
         self.failure: Failure | None = None
+        self.after: Callable[[Batch], Failure | None] | None = None  # called by who finishes it, before and after it is
+        # announced; a failure is the batch's
+        self.follow(chain, list(range(self.size - 1, -1, -1)))
+
+    def follow(self, chain: Chain, todo: list[int]) -> None:
+        """Have the samples of these slots made by this chain, from its first segment. The last slot comes first."""
+        self.chain = chain
+        self.first = part = Part(self, chain.segments[0], todo, self.items)
+        for segment in chain.segments[1:]:
+            part.next = part = Part(self, segment, deque[int](), dict[int, Any]())
+
+    @property
+    def todo(self) -> list[int]:
+        """The slots that nobody has begun."""
+        return self.first.todo
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every sample is there."""
+        return len(self.settled) >= self.size
+
+    def spread(self, values: Any, items_of: Callable[[Any], Sequence[Any]]) -> list[Any]:
+        """From now on it is a batch of these samples, one for each index that the whole of it had."""
+        (indices,), (item,) = self.indices, self.items
+        values = list(values)
+        if len(values) != len(indices):
+            raise ValueError(f"{len(values)} samples came for {len(indices)} indices; each index wants one, in order.")
+        self.items = items_of(item)
+        self.indices, self.size = indices, len(indices)
+        return values
 
     def settle(self, slot: int, outcome: Any) -> None:
         """Give the slot its outcome, unless it has one: setdefault claims and writes in one step, so a thread that
@@ -138,7 +284,7 @@ class Batch:
         Two threads may both see the last slot settled: 1. A settles slot 6, 2. B settles slot 7, 3. both count 8 of 8.
         Only one of them can pop the single finisher.
         """
-        if len(self.settled) < self.size:
+        if not self.is_settled:
             return False
         try:
             self.finisher.pop()
@@ -155,5 +301,9 @@ class Batch:
 
     def drop(self) -> None:
         """Leave what nobody began yet undone, samples and collate: the run is over. Safe in a finalizer."""
-        self.todo.clear()
+        self.is_dropped = True
+        part: Part | None = self.first
+        while part is not None:
+            part.todo.clear()
+            part = part.next
         self.finisher.clear()

@@ -1,0 +1,240 @@
+"""Assembly: a line in, the engine's segments out: each stage's function, the sample's own generators and the calling
+thread's own copies around it.
+
+Guarantees: a sample meets the same functions with the same draws whether its stages run together in one thread or each
+at its own place.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torchstage import rng
+from torchstage.copies import Private
+from torchstage.coroutines import drawing, remember
+from torchstage.elsewhere import Remote, here, waiting_for
+from torchstage.engine.executors import STAGE
+from torchstage.engine.ticket import Leg, Segment, Step
+from torchstage.first import NUM_LOOKED_AT, FirstSamples
+from torchstage.line import Line, Station, segments_of
+from torchstage.order import Placed
+from torchstage.seeds import Seeds
+from torchstage.sites import Sites
+
+Function = Callable[..., Any]
+Wrap = Callable[[Function], Function]
+Pick = Callable[[Line], Sequence[Station]]
+
+ONE_OF_BATCH = 1 << 20  # salts of a whole batch's samples lie this far apart: more than a batch has samples
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How a line's functions are put together. ``sites`` None: all of a sample's stages in one thread, one after
+    another; then ``wrap`` goes around them all, and coroutines are waited for with ``run_coroutine``.
+
+    ``looks``: a thread that has something for its own uses that. ``first`` watches the first samples.
+    """
+
+    line: Line
+    seeds: Seeds | None
+    private: Callable[[], Private | None]
+    wrap: Wrap
+    looks: bool = False
+    first: FirstSamples | None = None
+    sites: Sites | None = None
+    run_coroutine: Callable[[Any], Any] | None = None
+    is_inline: bool = False  # executors are not used either
+
+    def of_samples(self) -> tuple[Segment, ...]:
+        """From an index to its sample."""
+        return self._segments(lambda line: line.by_sample, begins=True)
+
+    def of_batches(self) -> tuple[Segment, ...]:
+        """From the indices of a batch to all its samples, which the dataset gives at once; then each by itself."""
+        line = self.line
+        then = self._segments(lambda line: line.after_many, begins=False) if line.after_many else ()
+        fetch = self._first_step(self._own_or_shared(lambda line: line.fetch_many), line.many_is_async, "batch")
+        place = self.sites.place(line.many_where) if self.sites is not None else None
+        if self.sites is None:
+            fetch = self.wrap(self._watched(self._waited_for(fetch, line.many_is_async), 0 if then else NUM_LOOKED_AT))
+        begin = remember(self.seeds) if line.many_is_async else None
+        return (Segment((Leg((("fetch", fetch),), begin),), place, items_of if then else None), *then)
+
+    def of_nothing(self) -> tuple[Segment, ...]:
+        """An empty batch: no sample is asked for."""
+        return (Segment((Leg((("fetch", self._watched(_no_samples, NUM_LOOKED_AT)),)),)),)
+
+    def _segments(self, pick: Pick, *, begins: bool) -> tuple[Segment, ...]:
+        stations = pick(self.line)
+        groups = segments_of(stations)
+        legs = [self._leg(pick, group, begins=begins and group[0] == 0) for group in groups]
+        if self.sites is not None:
+            places = [self.sites.place(stations[group[0]].where) for group in groups]
+            return tuple(Segment((leg,), place) for leg, place in zip(legs, places, strict=True))
+        if self.wrap is plain:
+            return (Segment(tuple(legs)),)
+        whole = self.wrap(_one_after_another(legs))  # nobody else may come in between two stages
+        return (Segment((Leg(((stations[0].label, whole),), legs[0].begin),)),)
+
+    def _leg(self, pick: Pick, group: list[int], *, begins: bool) -> Leg:
+        stations = [pick(self.line)[number] for number in group]
+        where, seeds = stations[0].where, self.seeds
+        if where.executor is not None:
+            remotes = [(s.label, Remote(s.function, s.draws or "sample", seeds)) for s in stations]
+            if self.sites is not None:
+                return Leg(tuple(remotes))
+            run = here(remotes) if self.is_inline else waiting_for(where.executor, remotes)
+            steps: list[Step] = [(remotes[0][0], run)]
+        else:
+            steps = [(pick(self.line)[n].label, self._step(pick, n, begins=begins and n == 0)) for n in group]
+        if self.first is not None:
+            is_end = group[-1] == len(pick(self.line)) - 1
+            counts = [1 if is_end and number == len(steps) - 1 else 0 for number in range(len(steps))]
+            steps = [(stage, self._watched(step, count)) for (stage, step), count in zip(steps, counts, strict=True)]
+        is_threads = where.executor is None and not where.is_async
+        if not is_threads:
+            return Leg(tuple(steps), remember(seeds))
+        return Leg(tuple(steps), None if begins or seeds is None else partial(_begin, seeds))
+
+    def _step(self, pick: Pick, number: int, *, begins: bool) -> Function:
+        station = pick(self.line)[number]
+        function = self._own_or_shared(lambda line: pick(line)[number].function)
+        if begins:
+            return self._waited_for(self._first_step(function, station.is_async, "sample"), station.is_async)
+        if station.is_async:
+            drawn = function if self.seeds is None else drawing(function, station.draws or f"dataset stage {number}")
+            return self._waited_for(drawn, True)
+        if self.seeds is None or station.draws is None:
+            return function
+        return _restarted(function, station.draws, self.private if self.looks else _nobodys)
+
+    def _first_step(self, function: Function, is_async: bool, kind: str) -> Function:
+        """The stage that is given the index itself."""
+        if is_async:
+            return _unplaced(function if self.seeds is None else drawing(function, kind))
+        if self.looks:
+            return _taken(function, self.private, self.seeds, kind)
+        return function if self.seeds is None else _drawn(function, self.seeds, kind)
+
+    def _own_or_shared(self, pick: Callable[[Line], Function]) -> Function:
+        shared = pick(self.line)
+        if not self.looks:
+            return shared
+        line, private = self.line, self.private
+
+        def function(value: Any) -> Any:
+            own = private()
+            return shared(value) if own is None else pick(line.of(own))(value)
+
+        return function
+
+    def _waited_for(self, step: Function, is_async: bool) -> Function:
+        """Where stages run together: a coroutine is waited for in the thread that runs the others."""
+        run = self.run_coroutine
+        if not is_async or self.sites is not None:
+            return step
+        assert run is not None
+        return lambda value: run(step(value))
+
+    def _watched(self, step: Function, num_samples: int) -> Function:
+        return step if self.first is None else self.first.watch(step, num_samples)
+
+
+def plain(function: Function) -> Function:
+    """Nothing goes around it: threads call it as it is."""
+    return function
+
+
+def _no_samples(indices: Any) -> list[Any]:
+    return []
+
+
+def items_of(item: Any) -> Sequence[Any]:
+    """The items of a batch's samples, given the batch's: what tells it apart tells them apart."""
+    if type(item) is not Placed:
+        return item
+    return [Placed(index, item.salt * ONE_OF_BATCH + at) for at, index in enumerate(item.index)]
+
+
+def _nobodys() -> None:
+    return None
+
+
+def _begin(seeds: Seeds, item: Any) -> None:
+    """In a thread that a sample comes to from elsewhere."""
+    scope = rng.current()
+    if scope is not None:
+        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        scope.begin(seeds, "sample elsewhere", index, salt)
+
+
+def _restarted(function: Function, draws: str, private: Callable[[], Private | None]) -> Function:
+    """``function`` with random generators for this stage of the sample alone."""
+    current = rng.current
+
+    def drawn(value: Any) -> Any:
+        scope = current()
+        if scope is not None:
+            own = private()
+            scope.restart(draws, () if own is None else own.held)
+        return function(value)
+
+    return drawn
+
+
+def _taken(take: Function, private: Callable[[], Private | None], seeds: Seeds | None, kind: str) -> Function:
+    """``take``, which looks for what is the calling thread's own, with random generators for this sample alone."""
+    current = rng.current
+
+    def taken(item: Any) -> Any:
+        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        if seeds is not None and (scope := current()) is not None:
+            own = private()
+            scope.begin(seeds, kind, index, salt, () if own is None else own.held)
+        return take(index)
+
+    return taken
+
+
+def _drawn(take: Function, seeds: Seeds, kind: str) -> Function:
+    """``take`` with random generators for this sample alone, in the shortest way: it is paid for every sample."""
+    current = rng.current
+
+    def drawn(item: Any) -> Any:
+        scope = current()
+        if type(item) is Placed:
+            item, salt = item.index, item.salt
+            if scope is not None:
+                scope.begin(seeds, kind, item, salt)
+        elif scope is not None:
+            scope.begin(seeds, kind, item)
+        return take(item)
+
+    return drawn
+
+
+def _unplaced(take: Function) -> Function:
+    return lambda item: take(item.index if type(item) is Placed else item)
+
+
+def _one_after_another(legs: Sequence[Leg]) -> Function:
+    """All stages as one function. Its errors say which stage they come from."""
+
+    def made(item: Any) -> Any:
+        value, stage = item, ""
+        try:
+            for leg in legs:
+                if leg.begin is not None:
+                    leg.begin(item)
+                for stage, step in leg.steps:  # noqa: B007  # named after an error
+                    value = step(value)
+        except BaseException as error:
+            with suppress(Exception):  # some classes allow no attributes
+                setattr(error, STAGE, stage)
+            raise
+        return value
+
+    return made

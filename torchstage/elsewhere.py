@@ -1,0 +1,99 @@
+"""Elsewhere: stages and a value in, what they make of it in an executor of the user's out.
+
+Guarantees: only the stages' functions, the value and plain numbers travel; an error is the function's own and says its
+stage.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torchstage import coroutines, rng
+from torchstage.engine.executors import STAGE
+from torchstage.engine.ticket import Part
+from torchstage.order import Placed
+from torchstage.seeds import Seeds, is_stable
+
+Steps = Sequence[tuple[str, Any, str]]  # a stage's name, its function, what its draws are called
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A stage's function as it is given to an executor, with what seeds its draws."""
+
+    function: Any
+    draws: str
+    seeds: Seeds | None
+
+    def __call__(self, value: Any) -> Any:
+        raise AssertionError("it is called where the executor says so")
+
+
+def submit_to(executor: Executor, part: Part, slot: int, value: Any) -> Future[Any]:
+    """Give the executor one sample of the part, for all the part's stages."""
+    item: Any = part.batch.items[slot]
+    steps = [(stage, function) for stage, function in part.segment.steps if isinstance(function, Remote)]
+    index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+    return _submit(executor, steps, value, index, salt)
+
+
+def here(steps: Sequence[tuple[str, Remote]]) -> Any:
+    """A function that runs these stages where it is called."""
+
+    def made(value: Any) -> Any:
+        plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
+        return _run(plain, _index_of(value), _drawn(steps[0][1].seeds))
+
+    return made
+
+
+def _drawn(seeds: Seeds | None) -> "tuple[rng.Scope, coroutines.Draws] | None":
+    scope, sample = rng.current(), coroutines.coming.get()
+    return None if seeds is None or scope is None or sample is None else (scope, sample)
+
+
+def _index_of(value: Any) -> Any:
+    """A first stage is given a dataset index."""
+    return value.index if type(value) is Placed else value
+
+
+def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
+    """A function that has the executor run these stages on a value, and waits."""
+
+    def made(value: Any) -> Any:
+        sample = coroutines.coming.get()
+        _, index, salt = (None, None, 0) if sample is None else sample
+        return _submit(executor, steps, value, index, salt).result()
+
+    return made
+
+
+def _submit(executor: Executor, steps: Sequence[tuple[str, Remote]], value: Any, index: Any, salt: int) -> Future[Any]:
+    seeds = steps[0][1].seeds
+    plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
+    sample = None if seeds is None else (seeds, index if is_stable(index) else None, salt)
+    return executor.submit(run, plain, sample, _index_of(value))
+
+
+def run(steps: Steps, sample: coroutines.Draws | None, value: Any) -> Any:
+    """Where the executor runs it: in a thread, in another process, on another machine."""
+    if sample is None:
+        return _run(steps, value, None)
+    with rng.drawing_from(rng.Scope()) as scope:
+        return _run(steps, value, (scope, sample))
+
+
+def _run(steps: Steps, value: Any, drawn: tuple[rng.Scope, coroutines.Draws] | None) -> Any:
+    for stage, function, draws in steps:
+        if drawn is not None:
+            scope, (seeds, index, salt) = drawn
+            scope.begin(seeds, draws, index, salt)
+        try:
+            value = function(value)
+        except BaseException as error:
+            with suppress(Exception):  # some classes allow no attributes
+                setattr(error, STAGE, stage)
+            raise
+    return value

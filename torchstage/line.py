@@ -1,0 +1,134 @@
+"""Line: a dataset and the user's stages in, the functions that a sample goes through out, in order, and where each runs.
+
+Guarantees: what a sample draws at random depends on its stages alone, not on where they run.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import getitem
+from typing import Any, cast
+
+from torch.utils.data import Subset
+
+from torchstage.copies import Private
+from torchstage.split import Split, split
+from torchstage.stage import Stage, named
+
+Function = Callable[..., Any]
+ASYNC_CONCURRENCY = 64  # samples that wait at once, where the stage does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where stages run. Neighbours that run at the same place run together; ``number`` keeps apart what shall not."""
+
+    executor: Executor | None = None
+    is_async: bool = False
+    concurrency: int | None = None
+    number: int | None = None
+
+    @property
+    def is_home(self) -> bool:
+        """Whether it is the loader's own threads."""
+        return self == HOME
+
+
+HOME = Where()
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """One stage of the line: its name in messages, its function, where it runs, and what its draws are called. No name
+    for these: they go on where the stage before it was."""
+
+    label: str
+    function: Function
+    where: Where
+    draws: str | None
+    is_async: bool
+
+
+class Line:
+    """All that is done with a sample before it is collated."""
+
+    def __init__(self, dataset: Any, stages: Sequence[Stage]) -> None:
+        self.dataset = dataset
+        self.stages = tuple(stages)
+        self.split: Split = split(dataset)
+        self.takes_batches = self.split.fetch_many is not None or _takes_batches(dataset)
+        self.fetch_many: Function = self.split.fetch_many or partial(_take_batch, dataset)
+        self.many_is_async = self.split.fetch_many is not None and Stage(self.split.fetch_many, "fetch").is_async
+        self.many_where = Where(None, True, ASYNC_CONCURRENCY) if self.many_is_async else HOME
+        self.is_collated = self.split.collated and not stages
+        own = () if self.split.fetch_many else self.split.stages
+        self.by_sample = self._stations(
+            (Stage(partial(getitem, dataset), "fetch"),) if _is_plain(own, dataset) else own
+        )
+        self.after_many = self._stations(self.split.stages if self.split.fetch_many else ())
+
+    def _stations(self, own: Sequence[Stage]) -> tuple[Station, ...]:
+        stages = (*own, *self.stages)
+        found: list[Station] = []
+        for number, (stage, label) in enumerate(zip(stages, named(stages), strict=True)):
+            where = _where(stage, number)
+            is_users = number >= len(own)
+            hops = bool(found) and found[-1].where != where
+            draws = f"stage {number - len(own)}" if is_users else f"dataset stage {number}" if hops else None
+            found.append(Station(label, stage.fn, where, draws, stage.is_async))
+        return tuple(found)
+
+    @property
+    def roots(self) -> dict[str, Any]:
+        """What its threads use, by the names that messages call it: for whoever looks at what they share."""
+        functions = {f"stages[{n}].fn": stage.fn for n, stage in enumerate(self.stages) if _is_ours(stage)}
+        return {"dataset": self.dataset, **functions}
+
+    def of(self, own: Private) -> "Line":
+        """This line for a thread that has something for its own."""
+        if own.line is None:
+            fns = [own.roots.get(f"stages[{n}].fn", stage.fn) for n, stage in enumerate(self.stages)]
+            stages = [replace(stage, fn=fn) for stage, fn in zip(self.stages, fns, strict=True)]
+            own.line = Line(own.roots["dataset"], stages)
+        return cast(Line, own.line)
+
+
+def segments_of(stations: Sequence[Station]) -> list[list[int]]:
+    """The numbers of neighbouring stations that run at the same place."""
+    return [list(group) for _, group in groupby(range(len(stations)), lambda number: stations[number].where)]
+
+
+def _where(stage: Stage, number: int) -> Where:
+    if isinstance(stage.executor, Executor):
+        return Where(stage.executor, False, stage.concurrency, None if stage.concurrency is None else number)
+    if stage.is_async:
+        return Where(None, True, stage.concurrency or ASYNC_CONCURRENCY, None if stage.concurrency is None else number)
+    return HOME if stage.concurrency is None else Where(None, False, stage.concurrency, number)
+
+
+def _is_ours(stage: Stage) -> bool:
+    """Whether it runs in threads of the loader; what runs in an executor of the user's, the user keeps safe."""
+    return not isinstance(stage.executor, Executor)
+
+
+def _is_plain(own: Sequence[Stage], dataset: Any) -> bool:
+    """Whether the dataset is asked for whole samples."""
+    if not own:
+        return True
+    function: Any = own[0].fn
+    is_getitem = getattr(function, "__name__", "") == "__getitem__" and getattr(function, "__self__", None) is dataset
+    return len(own) == 1 and is_getitem
+
+
+def _takes_batches(dataset: Any) -> bool:
+    """Whether ``__getitems__`` takes a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
+    a subset of: if that has none, it loops over single samples, and these can as well be shared out."""
+    while type(dataset) is Subset:
+        dataset = cast(Any, dataset).dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def _take_batch(dataset: Any, indices: Any) -> Any:
+    return dataset.__getitems__(indices)

@@ -1,0 +1,117 @@
+"""Sites: a line and a pool in; for each stage that does not run in the pool's own threads, the place where it does, out.
+
+Guarantees: nothing starts before it is told to; whatever starts ends with the pool.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from torchstage import threads
+from torchstage.copies import Private
+from torchstage.elsewhere import submit_to
+from torchstage.engine.event_loop import Concurrently, EventLoop
+from torchstage.engine.executors import InExecutor
+from torchstage.engine.pool import Pool
+from torchstage.engine.ticket import Place
+from torchstage.line import Line, Where
+
+DEFAULT_CONCURRENCY = 32  # samples given to an executor that does not say how many it takes
+
+SetUp = Callable[[int, int, Private | None], None]  # number, how many there are, what is its own
+
+
+class Sites:
+    """The places of one pool, and their threads."""
+
+    def __init__(self, pool: Pool, key: "Key") -> None:
+        self.home = pool
+        self.key = key
+        self._places: dict[Where, Place] = {}
+        self._pools: list[Pool] = []
+        self._loop_is_given = False  # what is its own
+        self.loop: EventLoop | None = None
+        for label, where in self.key:
+            if not where.is_home and where not in self._places:
+                self._places[where] = self._new(label, where)
+
+    @classmethod
+    def none(cls, pool: Pool) -> "Sites":
+        """Everything runs in the pool's own threads."""
+        return cls(pool, ())
+
+    def _new(self, label: str, where: Where) -> Place:
+        if where.executor is not None:
+            place = InExecutor(where.executor, partial(submit_to, where.executor), where.concurrency)
+            self.home.annexes.append(place)
+            return place
+        if where.is_async:
+            if self.loop is None:
+                self.loop = EventLoop("torchstage-event-loop", new_event_loop)
+                self.home.annexes.append(self.loop)
+            return Concurrently(self.loop, where.concurrency or 1)
+        pool = Pool(where.concurrency or 1, f"torchstage-{label}")
+        self._pools.append(pool)
+        self.home.annexes.append(pool)
+        return pool
+
+    def place(self, where: Where) -> Place | None:
+        """None: the pool's own threads."""
+        return self._places.get(where)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether anything runs elsewhere than in the pool's own threads."""
+        return bool(self._places)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples may be in the making there at once."""
+        return sum(where.concurrency or DEFAULT_CONCURRENCY for where in self._places)
+
+    @property
+    def num_to_start(self) -> int:
+        """How many threads are still to be started, or to be given what is their own."""
+        return sum(pool.num_threads - pool.num_started for pool in self._pools) + self._loop_waits
+
+    @property
+    def _loop_waits(self) -> bool:
+        return self.loop is not None and not self._loop_is_given
+
+    def start(self, set_up: SetUp, privates: Iterator[Private | None]) -> None:
+        """Start all threads that have not started, each with the next of what is its own."""
+        for pool in self._pools:
+            pool.start(pool.num_threads, lambda number, pool=pool: set_up(number, pool.num_threads, next(privates)))
+        if self.loop is not None and self._loop_waits:
+            own = next(privates)
+            self._loop_is_given = True
+            if self.loop.has_started:
+                self.loop.tell(threads.have, own)
+            else:
+                self.loop.start(lambda number: set_up(number, 1, own))
+
+    def start_loop(self, set_up: SetUp) -> None:
+        """Start the event loop alone, if there is one."""
+        if self.loop is not None:
+            self.loop.start(lambda number: set_up(number, 1, None))
+
+
+Key = tuple[tuple[str, Where], ...]
+
+
+def key_of(line: Line) -> Key:
+    """What must be the same for places to be used again."""
+    many = [("fetch", line.many_where)] if line.takes_batches else []
+    return (*many, *((station.label, station.where) for station in (*line.by_sample, *line.after_many)))
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, if it is installed."""
+    if find_spec("uvloop") is not None:
+        import uvloop  # pyright: ignore[reportMissingImports]  # optional
+
+        loop: Any = uvloop.new_event_loop()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return loop
+    return asyncio.new_event_loop()
