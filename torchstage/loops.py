@@ -1,0 +1,104 @@
+"""Loops: a coroutine in, its result out, in a thread that has no event loop of its own to offer or is inside one.
+
+An owner (a dataset) has one event loop a thread, so that what its coroutines keep open (connections, say) serves the
+next call as well.
+
+Guarantees: a loop is closed when its thread ends, its owner goes, or the interpreter ends, whichever comes first, with
+the tasks left on it cancelled; a process made by fork begins with none. Nothing of asyncio's own state is changed: no
+policy, no current loop.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from typing import Any
+
+CLOSE_SECONDS = 1.0  # for tasks that were cancelled at the end, to clean up
+
+_loops_of: dict[tuple[int, int], threading.local] = {}  # (process, id of the owner): each thread's loop
+_abandoned: list[asyncio.AbstractEventLoop] = []  # nobody may close these, not even asyncio: see _Loop.close
+
+
+def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The coroutine's result or error, from the owner's loop for this thread. If a loop is running in this thread, as in
+    Jupyter, another thread runs ours in the meantime."""
+    key = (os.getpid(), id(owner))
+    local = _loops_of.get(key)
+    if local is None:
+        local = _loops_of.setdefault(key, threading.local())
+        weakref.finalize(owner, _loops_of.pop, key, None)
+    loop: _Loop | None = getattr(local, "loop", None)
+    if loop is None:
+        loop = local.loop = _Loop()
+    return loop.run(coroutine) if _is_free() else loop.run_in_a_thread(coroutine)
+
+
+def _is_free() -> bool:
+    """Whether no loop is running in this thread."""
+    return asyncio._get_running_loop() is None  # pyright: ignore[reportPrivateUsage]  # get_running_loop raises
+
+
+class _Loop:
+    """One event loop, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # Ctrl-C: what was interrupted must not go on within the next call
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task], timeout=CLOSE_SECONDS))
+            raise
+
+    def run_in_a_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        outcome: list[Any] = []
+        task = self._loop.create_task(coroutine)  # here: it takes this thread's context variables
+
+        def target() -> None:
+            try:
+                outcome.append((self._loop.run_until_complete(task), None))
+            except BaseException as error:
+                outcome.append((None, error))
+
+        thread = threading.Thread(target=target, name="torchstage-loop")
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:  # Ctrl-C
+            self._loop.call_soon_threadsafe(task.cancel)
+            thread.join()
+            raise
+        result, error = outcome.pop()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        return result
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        loop = self._loop
+        if loop.is_closed():
+            return
+        if loop.is_running() or self._process != os.getpid():
+            # In a process made by fork the loop's selector is the parent's too: closing ours would end its waiting.
+            _abandoned.append(loop)
+            return
+        if _is_free():
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_SECONDS))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
