@@ -137,7 +137,11 @@ class Assembly:
         if not is_async or self.sites is not None:
             return step
         assert run is not None
-        return lambda value: run(step(value))
+
+        def waited_for(value: Any) -> Any:
+            return run(step(value))
+
+        return waited_for
 
     def _watched(self, step: Function, num_samples: int) -> Function:
         return step if self.first is None else self.first.watch(step, num_samples)
@@ -217,7 +221,10 @@ def _drawn(take: Function, seeds: Seeds, kind: str) -> Function:
 
 
 def _unplaced(take: Function) -> Function:
-    return lambda item: take(item.index if type(item) is Placed else item)
+    def taken(item: Any) -> Any:
+        return take(item.index if type(item) is Placed else item)
+
+    return taken
 
 
 def _one_after_another(legs: Sequence[Leg]) -> Function:

@@ -1,20 +1,16 @@
 """Coroutines: an async stage and a sample in, a coroutine that draws from that sample's own generators out.
 
-One thread runs many samples at once, so here a scope belongs to the coroutine: it is entered whenever the coroutine goes
-on, and left whenever it waits.
+One thread runs many samples at once, so here a scope belongs to the coroutine: it is entered whenever the coroutine
+goes on, and left whenever it waits.
 
 Guarantees: a draw belongs to its sample, however the coroutines take turns.
 """
 
-import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any
 
-from torchstage import rng
+from torchstage import loops, rng
 from torchstage.order import Placed
 from torchstage.seeds import Seeds
 
@@ -81,42 +77,17 @@ class _Drawing:
 # Waiting for one --------------------------------------------------------------------------------------------
 
 
-class _ThisThread(threading.local):
-    loop: "_OwnLoop | None" = None
+class _Everyone:
+    """The owner of each thread's event loop for stages that run inline."""
 
 
-class _OwnLoop:
-    """A thread's event loop, kept so that what one coroutine has opened serves the next. It ends with the thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-
-    def __del__(self) -> None:
-        if not self.loop.is_running():
-            self.loop.close()
-
-
-_this_thread = _ThisThread()
+_everyone = _Everyone()
 
 
 def run_here(awaitable: Awaitable[Any]) -> Any:
     """Wait for a coroutine in the calling thread; where an event loop runs there already (a notebook), in another."""
-    if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # the public one raises
-        with ThreadPoolExecutor(1) as other:
-            return other.submit(copy_context().run, run_here, awaitable).result()
-    if _this_thread.loop is None:
-        _this_thread.loop = _OwnLoop()
-    return _this_thread.loop.loop.run_until_complete(_awaited(awaitable))
+    return loops.run(_everyone, _awaited(awaitable))
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-def _forget_this_thread() -> None:
-    """In a forked child: the loop's files are shared with the parent's."""
-    _this_thread.loop = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_this_thread)

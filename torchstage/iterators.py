@@ -163,7 +163,7 @@ class InlineIterator(_Iterator):
                     for leg in segment.legs:
                         if leg.begin is not None:
                             leg.begin(batch.items[slot])
-                        for stage, step in leg.steps:
+                        for stage, step in leg.steps:  # noqa: B007  # named after an error
                             values[slot] = step(values[slot])
                 if segment.spread is not None:
                     values = batch.spread(values[0], segment.spread)

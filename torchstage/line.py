@@ -1,4 +1,4 @@
-"""Line: a dataset and the user's stages in, the functions that a sample goes through out, in order, and where each runs.
+"""Line: a dataset and the user's stages in, the functions that a sample goes through out, and where each of them runs.
 
 Guarantees: what a sample draws at random depends on its stages alone, not on where they run.
 """
@@ -11,11 +11,9 @@ from itertools import groupby
 from operator import getitem
 from typing import Any, cast
 
-from torch.utils.data import Subset
-
 from torchstage.copies import Private
 from torchstage.split import Split, split
-from torchstage.stage import Stage, named
+from torchstage.stage import Stage, is_coroutine_function, named
 
 Function = Callable[..., Any]
 ASYNC_CONCURRENCY = 64  # samples that wait at once, where the stage does not say
@@ -58,16 +56,15 @@ class Line:
         self.dataset = dataset
         self.stages = tuple(stages)
         self.split: Split = split(dataset)
-        self.takes_batches = self.split.fetch_many is not None or _takes_batches(dataset)
-        self.fetch_many: Function = self.split.fetch_many or partial(_take_batch, dataset)
-        self.many_is_async = self.split.fetch_many is not None and Stage(self.split.fetch_many, "fetch").is_async
+        many = self.split.fetch_many
+        self.takes_batches = many is not None
+        self.fetch_many: Function = many or _no_batches
+        self.many_is_async = many is not None and is_coroutine_function(many)
         self.many_where = Where(None, True, ASYNC_CONCURRENCY) if self.many_is_async else HOME
         self.is_collated = self.split.collated and not stages
-        own = () if self.split.fetch_many else self.split.stages
-        self.by_sample = self._stations(
-            (Stage(partial(getitem, dataset), "fetch"),) if _is_plain(own, dataset) else own
-        )
-        self.after_many = self._stations(self.split.stages if self.split.fetch_many else ())
+        asked = (Stage(partial(getitem, dataset), "fetch"),)  # where batching is off
+        self.by_sample = self._stations(asked if self.takes_batches and not self.split.collated else self.split.stages)
+        self.after_many = self._stations(self.split.stages) if self.takes_batches and not self.split.collated else ()
 
     def _stations(self, own: Sequence[Stage]) -> tuple[Station, ...]:
         stages = (*own, *self.stages)
@@ -113,22 +110,5 @@ def _is_ours(stage: Stage) -> bool:
     return not isinstance(stage.executor, Executor)
 
 
-def _is_plain(own: Sequence[Stage], dataset: Any) -> bool:
-    """Whether the dataset is asked for whole samples."""
-    if not own:
-        return True
-    function: Any = own[0].fn
-    is_getitem = getattr(function, "__name__", "") == "__getitem__" and getattr(function, "__self__", None) is dataset
-    return len(own) == 1 and is_getitem
-
-
-def _takes_batches(dataset: Any) -> bool:
-    """Whether ``__getitems__`` takes a whole batch at once. torch's own ``Subset`` has one for the sake of what it is
-    a subset of: if that has none, it loops over single samples, and these can as well be shared out."""
-    while type(dataset) is Subset:
-        dataset = cast(Any, dataset).dataset
-    return bool(getattr(dataset, "__getitems__", None))
-
-
-def _take_batch(dataset: Any, indices: Any) -> Any:
-    return dataset.__getitems__(indices)
+def _no_batches(indices: Any) -> Any:
+    raise AssertionError("the dataset gives single samples")

@@ -182,7 +182,7 @@ class StageLoader(DataLoader[T_co]):
             return self
         known: Any = self
         twin: Any = object.__new__(type(self))
-        collate_fn = ThenCollate(Then(self.stages), self.collate_fn, known._auto_collation)
+        collate_fn = ThenCollate(Then(self.stages), known.collate_fn, known._auto_collation)
         twin.__dict__.update(self.__dict__, collate_fn=collate_fn)
         return twin
 
@@ -235,8 +235,8 @@ def _check(lanes: Any, seed: Any, prefetch_bytes: Any) -> None:
         not isinstance(prefetch_bytes, int) or isinstance(prefetch_bytes, bool) or prefetch_bytes < 1
     ):
         raise ValueError(
-            f"StageLoader: prefetch_bytes must be a positive number of bytes or None, got {prefetch_bytes!r}. None: the "
-            "number of batches alone bounds what is in flight."
+            f"StageLoader: prefetch_bytes must be a positive number of bytes or None, got {prefetch_bytes!r}. None: "
+            "the number of batches alone bounds what is in flight."
         )
     if lanes is not None and (not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1):
         raise ValueError(f"StageLoader: lanes must be a positive integer or None, got {lanes!r}. None: num_workers.")

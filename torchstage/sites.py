@@ -1,4 +1,4 @@
-"""Sites: a line and a pool in; for each stage that does not run in the pool's own threads, the place where it does, out.
+"""Sites: a pool and what runs elsewhere than in its threads in, the places where that runs out.
 
 Guarantees: nothing starts before it is told to; whatever starts ends with the pool.
 """
@@ -6,6 +6,7 @@ Guarantees: nothing starts before it is told to; whatever starts ends with the p
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -110,8 +111,6 @@ def key_of(line: Line) -> Key:
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """uvloop's, if it is installed."""
     if find_spec("uvloop") is not None:
-        import uvloop  # pyright: ignore[reportMissingImports]  # optional
-
-        loop: Any = uvloop.new_event_loop()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return loop
+        uvloop: Any = import_module("uvloop")
+        return uvloop.new_event_loop()
     return asyncio.new_event_loop()

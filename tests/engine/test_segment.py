@@ -23,8 +23,8 @@ def worker():
 
 def serve(worker: Worker, *batches) -> None:
     """Let the worker do in this thread what it would do in its own."""
-    for batch in batches:
-        worker.channel.put(batch.first)
+    for part in [batch.first for batch in batches]:
+        worker.channel.put(part)
         assert worker._serve_one()
 
 

@@ -112,8 +112,9 @@ class InExecutor:
             name = type(self._executor).__name__
             died = ExecutorDiedError(
                 f"Stage {stage!r}: its executor, a {name}, takes no more work or lost a sample that it had "
-                f"({error!r}). A process may have been killed (out of memory, a crash in native code), or the executor was shut down "
-                "while the loader used it. Keep it open until the loader is closed, or make a new one and a new Stage."
+                f"({error!r}). A process may have been killed (out of memory, a crash in native code), or the executor "
+                "was shut down while the loader used it. Keep it open until the loader is closed, or make a new one "
+                "and a new Stage."
             )
             died.__cause__ = error
             error = died

@@ -40,6 +40,7 @@ def announce(batch: Batch, failure: Failure | None) -> None:
     """Mark the batch as done, last of all, so that whoever sees it done can read it."""
     batch.failure = failure
     batch.settled = {}  # samples are not kept beside the batch made of them
+    batch.let_go()
     batch.done = True
 
 

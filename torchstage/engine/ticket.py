@@ -184,7 +184,7 @@ class Part:
     def call_home(self) -> None:
         """Have somebody finish the batch if this was its last sample."""
         batch = self.batch
-        if batch.is_settled:
+        if batch.is_settled and not batch.is_dropped and not batch.done:
             assert batch.chain.home is not None
             batch.chain.home.call(batch.first, 0)
 
@@ -307,3 +307,13 @@ class Batch:
             part.todo.clear()
             part = part.next
         self.finisher.clear()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more is made: the parts refer to the batch, but it not to them, so that it goes in its time."""
+        self.first = NO_PART
+
+
+NO_PART = Part.__new__(Part)  # of a batch that is done or dropped
+NO_PART.segment, NO_PART.todo, NO_PART.next = NO_CHAIN.segments[0], [], None
+NO_PART.batch = Batch(-1, (None,), NO_CHAIN, Nobody())  # a thread may be called to it by chance: it finds nothing
