@@ -12,6 +12,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from torchstage.looking import type_of
 from torchstage.stage import Stage
 
 MODULE = "torchvision.datasets.folder"
@@ -22,7 +23,7 @@ def folder_stages(dataset: Any) -> tuple[Stage, ...]:
     folder = getattr(sys.modules.get(MODULE), "DatasetFolder", None)
     if folder is None or not isinstance(dataset, folder):
         return ()
-    if not _is_torchvisions(type(dataset).__getitem__, "DatasetFolder.__getitem__"):
+    if not _is_torchvisions(type_of(dataset).__getitem__, "DatasetFolder.__getitem__"):
         return ()
     return (
         Stage(partial(_fetch, dataset), "fetch"),
@@ -33,16 +34,16 @@ def folder_stages(dataset: Any) -> tuple[Stage, ...]:
 
 
 def _fetch(dataset: Any, index: Any) -> tuple[Any, ...]:
-    """The target and path of the sample, and the bytes of its file if the loader can do with these."""
+    """Path and target of the sample, and the bytes of its file if the loader can do with these."""
     path, target = dataset.samples[index]
     if not _decodes_bytes(dataset.loader):
-        return target, path
+        return path, target
     with open(path, "rb") as file:  # noqa: PTH123 - a path of the user's own, whatever its type
-        return target, path, file.read()
+        return path, target, file.read()
 
 
 def _decode(dataset: Any, fetched: tuple[Any, ...]) -> tuple[Any, Any]:
-    target, path, *rest = fetched
+    path, target, *rest = fetched
     if rest and _decodes_bytes(dataset.loader):
         from PIL import Image
 

@@ -22,8 +22,8 @@ _abandoned: list[asyncio.AbstractEventLoop] = []  # nobody may close these, not 
 
 
 def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The coroutine's result or error, from the owner's loop for this thread. If a loop is running in this thread, as in
-    Jupyter, another thread runs ours in the meantime."""
+    """The coroutine's result or error, from the owner's loop for this thread. If another loop is running in this
+    thread, as in Jupyter, a thread made for it runs ours in the meantime."""
     key = (os.getpid(), id(owner))
     local = _loops_of.get(key)
     if local is None:
@@ -37,7 +37,7 @@ def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _is_free() -> bool:
     """Whether no loop is running in this thread."""
-    return asyncio._get_running_loop() is None  # pyright: ignore[reportPrivateUsage]  # get_running_loop raises
+    return asyncio._get_running_loop() is None  # the public one raises where there is none
 
 
 class _Loop:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, cast
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from torchstage.folders import folder_stages
+from torchstage.looking import type_of
 from torchstage.stage import Stage, is_coroutine_function
-from torchstage.tensor_batches import TensorBatches
+from torchstage.tensor_batches import TensorBatches, has_small_samples
 
 Function = Callable[..., Any]
 
@@ -41,7 +42,9 @@ class Split:
 
     def __post_init__(self) -> None:
         stages = cast(Any, self.stages)
-        if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in cast(Any, stages)):
+        if not isinstance(stages, tuple) or not all(
+            isinstance(stage, Stage) for stage in cast("tuple[Any, ...]", stages)
+        ):
             raise TypeError(f"Split: stages must be a tuple of Stage, got {stages!r}.")
         if self.fetch_many is None and (self.collated or not stages):
             raise ValueError(
@@ -78,7 +81,7 @@ def takes_batches(dataset: Any) -> bool:
 
 def keeps(dataset: Any, methods: dict[str, Any]) -> bool:
     """Whether these are still its methods: neither a subclass, nor this one object, nor a patch has put in others."""
-    kind = cast(Any, type(dataset))
+    kind = type_of(dataset)
     return not _has_own(dataset, *methods) and all(
         getattr(kind, name, None) is method for name, method in methods.items()
     )
@@ -88,17 +91,22 @@ def _has_own(dataset: Any, *names: str) -> bool:
     return any(name in getattr(dataset, "__dict__", ()) for name in names)
 
 
-# As torch made them, to notice what was put in their place.
-SUBSET: dict[str, Any] = {name: getattr(Subset, name) for name in ("__getitem__", "__getitems__")}
-CONCAT: dict[str, Any] = {"__getitem__": ConcatDataset.__getitem__, "__getitems__": None}  # None: there is none
-TENSORS: dict[str, Any] = {"__getitem__": TensorDataset.__getitem__, "__getitems__": None}
+def _methods_of(kind: Any) -> dict[str, Any]:
+    return {name: getattr(kind, name, None) for name in ("__getitem__", "__getitems__")}
+
+
+SUBSET = _methods_of(Subset)  # as torch made them, to notice what was put in their place
+CONCAT = _methods_of(ConcatDataset)
+TENSORS = _methods_of(TensorDataset)
+PLAIN_FETCH = ("fetch", False, "thread", None)  # of a stage: see _place
 
 
 @split.register
 def _(dataset: TensorDataset) -> Split:
-    if not keeps(dataset, TENSORS):
-        return as_it_is(dataset)
-    return Split((Stage(partial(getitem, dataset), "fetch"),), TensorBatches(dataset), collated=True)
+    one_by_one = as_it_is(dataset)
+    if not keeps(dataset, TENSORS) or not has_small_samples(dataset):
+        return one_by_one
+    return Split(one_by_one.stages, TensorBatches(dataset), collated=True)
 
 
 @split.register(Subset)
@@ -117,8 +125,7 @@ def _(dataset: Any) -> Split:
 
 
 def _index_in(subset: Any, index: Any) -> Any:
-    indices = subset.indices
-    return [indices[one] for one in index] if isinstance(index, list) else indices[index]
+    return _indices_in(subset, cast("list[Any]", index)) if isinstance(index, list) else subset.indices[index]
 
 
 def _indices_in(subset: Any, indices: Sequence[Any]) -> list[Any]:
@@ -133,7 +140,7 @@ def _(dataset: Any) -> Split:
     parts = [_sample_by_sample(part) for part in dataset.datasets]
     model = max(parts, key=len)
     rows = [_aligned(part, model) for part in parts]
-    if len(model) == 1 or not all(rows):
+    if not all(rows) or [_place(stage) for stage in model] == [PLAIN_FETCH]:
         return as_it_is(dataset)
     stages: list[Stage] = []
     for number, stage in enumerate(model):

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from types import NoneType
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+
+from torchstage.looking import is_a, type_of
 
 MAX_ITEMS = 8  # of a container that are put into words
 MAX_DEPTH = 3  # of containers inside each other
@@ -39,7 +43,7 @@ class Stage:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        fn, name, executor, concurrency = (cast(Any, getattr(self, field.name)) for field in dataclasses.fields(self))
+        fn, name, executor, concurrency = (getattr(self, field.name) for field in dataclasses.fields(self))
         if not callable(fn):
             raise TypeError(f"Stage: fn must be a function of one value, got {fn!r}.")
         if name is not None and not (isinstance(name, str) and name):
@@ -135,7 +139,7 @@ def _name_of(function: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """A value's type and shape in words: "Tensor uint8 (3, 224, 224)", "bytes of length 7012", "tuple of (..., int)"."""
+    """Type and shape in words: "Tensor uint8 (3, 224, 224)", "bytes of length 7012", "tuple of (int, float)"."""
     words = _described(value, MAX_DEPTH)
     return words if len(words) <= MAX_LETTERS else words[: MAX_LETTERS - 3] + "..."
 
@@ -148,42 +152,41 @@ def _described(value: Any, depth: int) -> str:
 
 
 def _words_for(value: Any, depth: int) -> str:
-    name = "None" if value is None else type(value).__name__
-    if isinstance(value, torch.Tensor):
+    kind = type_of(value)
+    name = "None" if kind is NoneType else kind.__name__
+    if is_a(value, torch.Tensor):
         place = "" if value.device.type == "cpu" else f" on {value.device}"
         return f"{name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}"
-    if isinstance(value, np.ndarray):
-        return f"{name} {cast(Any, value).dtype} {cast(Any, value).shape}"
-    if type(value).__module__.partition(".")[0] == "PIL":
+    if is_a(value, np.ndarray):
+        return f"{name} {value.dtype} {value.shape}"
+    if kind.__module__.partition(".")[0] == "PIL":
         return f"{name} {value.mode} {value.size[0]} x {value.size[1]}"
-    if isinstance(value, str | bytes | bytearray | memoryview):
+    if is_a(value, str, bytes, bytearray, memoryview):
         return f"{name} of length {len(value)}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return f"{name} of ({_listed([f'{key}=' for key, _ in parts], [part for _, part in parts], depth)})"
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        keys = [f"{key}=" for key in cast(Any, value)._fields]
-        return f"{name} of ({_listed(keys, cast('Sequence[Any]', value), depth)})"
-    if isinstance(value, tuple | list):
-        items = cast("Sequence[Any]", value)
-        left, right = "()" if isinstance(value, tuple) else "[]"
-        return f"{name} of {left}{_listed([''] * len(items), items, depth)}{right}"
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[Any, Any]", value)
-        keys = [f"{key!r}: " for _, key in zip(range(MAX_ITEMS + 1), pairs, strict=False)]
-        firsts = [item for _, item in zip(range(MAX_ITEMS + 1), pairs.values(), strict=False)]
-        return f"{name} of {{{_listed(keys, firsts, depth, len(pairs))}}}"
-    return f"{name} of length {len(value)}" if hasattr(value, "__len__") else name
+    if dataclasses.is_dataclass(kind):
+        keys = [field.name for field in dataclasses.fields(kind)]
+        return f"{name} of ({_listed([f'{key}=' for key in keys], [getattr(value, key) for key in keys], depth)})"
+    if is_a(value, tuple) and hasattr(kind, "_fields"):
+        return f"{name} of ({_listed([f'{key}=' for key in value._fields], value, depth)})"
+    if is_a(value, tuple):
+        return f"{name} of ({_listed([''] * len(value), value, depth)})"
+    if is_a(value, list):
+        return f"{name} of [{_listed([''] * len(value), value, depth)}]"
+    if is_a(value, dict, Mapping):
+        firsts: list[tuple[Any, Any]] = list(islice(value.items(), MAX_ITEMS + 1))
+        words = _listed([f"{key!r}: " for key, _ in firsts], [item for _, item in firsts], depth, len(value))
+        return f"{name} of {{{words}}}"
+    return f"{name} of length {len(value)}" if hasattr(kind, "__len__") else name
 
 
 def _listed(keys: Sequence[str], items: Sequence[Any], depth: int, num_items: int | None = None) -> str:
-    """The first few items in words, the same words in a row said once: "300 x int"."""
+    """The first few items in words; a long row of the same is said once: "300 x int"."""
     num_items = len(items) if num_items is None else num_items
     if depth == 0 and num_items:
         return f"{num_items} items"
     words = [key + _described(item, depth - 1) for key, item in zip(keys, items[:MAX_ITEMS], strict=False)]
-    if num_items > MAX_ITEMS:
-        if not keys[0] and len(set(words)) == 1 and len({type(item) for item in items}) == 1:
-            return f"{num_items} x {words[0]}"
-        words.append(f"and {num_items - MAX_ITEMS} more")
-    return ", ".join(words)
+    if num_items <= MAX_ITEMS:
+        return ", ".join(words)
+    if len(set(words)) == 1 and len(set(map(type, items))) == 1:
+        return f"{num_items} x {words[0]}"
+    return ", ".join([*words, f"and {num_items - MAX_ITEMS} more"])

@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset
 
 from torchstage import loops
+from torchstage.looking import is_a, type_of
 from torchstage.split import Split, as_it_is, keeps, split
 from torchstage.stage import Stage, is_coroutine_function
 
@@ -103,11 +104,10 @@ async def _fetch_many_async(dataset: StagedDataset, indices: Sequence[Any]) -> l
 def _checked(dataset: StagedDataset, indices: Sequence[Any], values: Any) -> list[Any]:
     """As a list; TypeError or ValueError if it cannot be one value for each index."""
     place = f"{type(dataset).__name__}.fetch_many"
-    if isinstance(values, Mapping | str | bytes) or not hasattr(values, "__iter__"):
-        raise TypeError(
-            f"{place} must return a list with one value for each index, in their order, got {type(values).__name__}."
-        )
-    values = list(cast("Sequence[Any]", values))
+    kind = type_of(values)
+    if is_a(values, dict, Mapping, set, frozenset, str, bytes) or not hasattr(kind, "__iter__"):
+        raise TypeError(f"{place} must return a list, one value for each index in their order, got {kind.__name__}.")
+    values = list(values)
     if len(values) != len(indices):
         raise ValueError(
             f"{place} was given {len(indices)} indices and returned {len(values)} values. Return one value for each "
@@ -135,9 +135,9 @@ def _method(dataset: StagedDataset, name: str) -> Function | None:
 
 
 def _bound(dataset: StagedDataset, name: str) -> Function:
-    """The method; an attribute of the object is looked up at each call, since it may be set to another."""
+    """The method; what is no method is looked up at each call, since it may be set to another."""
     function = _method(dataset, name)
-    if function is not None and (name not in vars(dataset) or is_coroutine_function(function)):
+    if function is not None and (getattr(function, "__self__", None) is dataset or is_coroutine_function(function)):
         return function
     return partial(_call, dataset, name)
 

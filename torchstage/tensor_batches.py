@@ -6,7 +6,7 @@ is not plainly the same (other tensors than dense ones in the CPU's memory, othe
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ import torch.utils.data._utils.collate as torch_collate
 from torch.utils.data import TensorDataset
 
 _functions: dict[Any, Any] = vars(torch_collate)["default_collate_fn_map"]
-_usual_functions = dict(_functions)  # as torch made it
+_collate_tensors: Callable[..., Any] = vars(torch_collate)["collate_tensor_fn"]
 _default_collate: Callable[[Any], Any] = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
+KINDS = (list, tuple)
 POSITIONS = {int, np.int64}  # the types of indices that mean the same alone and together
+MAX_SAMPLE_BYTES = 16 << 10  # larger ones: the time goes into copying, and 256 of them are a batch for reused memory
 NO_NAMES: Callable[[], bool] = bool  # a torch without named tensors
 
 
@@ -38,13 +40,14 @@ class TensorBatches:
         return _default_collate([self._dataset[index] for index in indices])
 
     def _at_once(self, indices: Sequence[Any]) -> list[torch.Tensor] | None:
-        tensors = cast(Any, self._dataset.tensors)
+        tensors: tuple[torch.Tensor, ...] = self._dataset.tensors
         if not (
-            tensors
-            and type(tensors) is tuple
-            and type(indices) in (list, tuple)
+            indices
+            and tensors
+            and type(indices) in KINDS
+            and type(tensors) in KINDS
             and POSITIONS.issuperset(map(type, indices))
-            and _functions == _usual_functions
+            and _collates_as_torch_does()
             and all(map(_is_plain, tensors))
         ):
             return None
@@ -52,7 +55,20 @@ class TensorBatches:
         batch = [tensor.index_select(0, positions) for tensor in tensors]  # a negative index is an error: see above
         # Tensors of size 1 somewhere may be contiguous with odd strides, which torch.stack has rules of its own for.
         alike = all(one.stride()[1:] == many.stride()[1:] for one, many in zip(tensors, batch, strict=True))
-        return batch if alike and indices else None
+        return batch if alike else None
+
+
+def has_small_samples(dataset: TensorDataset) -> bool:
+    """Whether taking many at once pays."""
+    try:
+        return sum(t.numel() // max(t.size(0), 1) * t.element_size() for t in dataset.tensors) <= MAX_SAMPLE_BYTES
+    except Exception:  # what has no size is told by who takes samples of it
+        return False
+
+
+def _collates_as_torch_does() -> bool:
+    """Whether users have put no function of their own where ``default_collate`` would use it for tuples of tensors."""
+    return _functions.get(torch.Tensor) is _collate_tensors and not any(issubclass(tuple, kind) for kind in _functions)
 
 
 def _is_plain(tensor: Any) -> bool:
