@@ -27,7 +27,8 @@ import torchvision
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from torchstage import StageLoader
-from torchstage.search import Graph, Search
+from torchstage.graph import Graph
+from torchstage.search import Search
 
 
 class Holder(Dataset):

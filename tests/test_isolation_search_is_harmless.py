@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from torchstage import StageLoader
 from torchstage.changes import Snapshot
 from torchstage.copies import Private, private_copy
-from torchstage.search import Graph, Search
+from torchstage.graph import Graph
+from torchstage.search import Search
 from torchstage.twins import is_holder
 
 

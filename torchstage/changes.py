@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from torchstage.graph import Graph, Node
 from torchstage.looking import (
     cells_of,
     dict_of,
@@ -26,6 +27,7 @@ from torchstage.looking import (
     is_plain,
     items_of,
     maxlen_of,
+    names_in,
     own_attributes,
     slots_of,
     the_deque,
@@ -34,7 +36,6 @@ from torchstage.looking import (
     the_set,
     type_of,
 )
-from torchstage.search import Graph, Node, names_in
 
 MAX_COMPARED = 100_000  # elements of a container that are remembered one by one; of longer ones only the number
 MAX_BYTES_COMPARED = 4 * 1024 * 1024  # of an array: a larger one is compared in as many bytes, spread over it

@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from torchstage.graph import COPYABLE_LINKS, Graph
 from torchstage.handles import CannotCopy, close, copied_generator, copied_handle
 from torchstage.looking import dict_of, is_a, owner_of, type_of
-from torchstage.search import COPYABLE_LINKS, Graph
 from torchstage.seeds import digest_of
 from torchstage.twins import twin_of
 

@@ -3,6 +3,7 @@
 Guarantees: calls no code of the object's class: no property, ``__getattr__``, ``__iter__`` or ``__len__``.
 """
 
+import dis
 import sys
 import sysconfig
 import types
@@ -141,6 +142,13 @@ def cells_of(function: types.FunctionType) -> dict[str, Any]:
         except ValueError:  # it was never filled
             continue
     return cells
+
+
+@lru_cache(maxsize=8192)
+def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
+    """The names that the instructions of these kinds mean, in their order, each once."""
+    steps = (step for step in dis.get_instructions(code) if step.opname in operations)
+    return tuple(dict.fromkeys(str(step.argval) for step in steps))
 
 
 def maxlen_of(value: Any) -> int | None:

@@ -25,7 +25,7 @@ import torch
 from torchstage.copies import Private
 from torchstage.handles import CannotCopy, copied_generator, copied_handle
 from torchstage.looking import packages
-from torchstage.search import GENERATORS, HANDLES
+from torchstage.unsafe import GENERATORS, HANDLES
 
 MAX_ARRAY_BYTES = 64 * 1024 * 1024  # larger ones are data, too dear to copy; smaller ones may be an order, and shuffled
 MAX_WATCHED = 10_000  # objects that are looked at in the end for files which user code left open in them

@@ -3,22 +3,16 @@
 Guarantees: bounded in depth, number and CPU time; calls no user code; changes nothing.
 """
 
-import dis
 import gc
-import io
 import logging
 import mmap
 import random
-import sqlite3
 import sys
-import tarfile
 import time
 import types
 import weakref
-import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, cast
@@ -26,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from torchstage.graph import Found, Graph, Link, Node
 from torchstage.looking import (
     INSTALLED,
     PLAIN,
@@ -33,8 +28,8 @@ from torchstage.looking import (
     is_a,
     is_of_a_library,
     is_plain,
-    issubclass_of,
     length_of,
+    names_in,
     own_attributes,
     package_of,
     packages,
@@ -47,6 +42,7 @@ from torchstage.looking import (
     the_tuple,
     type_of,
 )
+from torchstage.unsafe import GENERATORS, HANDLE_PACKAGES, Unsafe, is_for_sharing
 
 MAX_DEPTH = 10
 MAX_OBJECTS = 20_000
@@ -58,92 +54,11 @@ MAX_FIRST_SCANNED = 2_000_000  # elements of a container whose types are looked 
 MAX_SCANNED = 20_000  # and later
 LONG = 1_000  # elements: longer containers come last
 
-_IO_BASE: type = io.IOBase.__mro__[1]  # the C class below it: io's own classes are only registered with io.IOBase
-HANDLES: tuple[type, ...] = (_IO_BASE, tarfile.TarFile, zipfile.ZipFile, sqlite3.Connection, sqlite3.Cursor)
-HANDLE_PACKAGES = {"h5py", "lmdb", "av", "decord", "torchcodec"}  # any object whose class comes from there
-HIDDEN_HANDLES = {  # classes that hide where they come from, or that are handles for a while
-    "lmdb": ("Environment", "Transaction", "Cursor", "_Database"),
-    "PIL.ImageFile": ("ImageFile",),  # opened and not read yet
-    "pyarrow.lib": ("NativeFile",),
-}
-GENERATORS: tuple[type, ...] = (
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    random.Random,
-    torch.Generator,
-)
 _STANDARD = {"builtins", "_io", "io", "tarfile", "zipfile", "sqlite3", "gzip", "bz2", "lzma", "tempfile", "random"}
 _LIBRARIES = {*_STANDARD, "numpy", "torch", "PIL", *HANDLE_PACKAGES}  # whose handles hold nothing of the user's
 OPAQUE = (torch.Tensor, logging.Logger)  # what they hold is data, or nobody's but theirs
 OPAQUE_PACKAGES = {"numpy", "pandas", "pyarrow"}  # classes whose insides hold data, not handles
-SHARED_PACKAGES = {
-    "pathlib",
-    "threading",
-    "_thread",
-    "queue",
-    "_queue",
-    "multiprocessing",
-    "concurrent",
-    "asyncio",
-    "weakref",
-}
 TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what they hold, only the collector can tell
-
-Link = str  # how one object holds another: attribute, class, element, call, cell, default, global, held
-COPYABLE_LINKS: frozenset[Link] = frozenset(("attribute", "element", "call", "cell", "default"))  # one holder's own
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A handle or generator: how to reach it (``dataset.reader.file``), its type and itself."""
-
-    path: str
-    kind: str
-    value: Any
-
-
-@dataclass(slots=True)
-class Node:
-    """An object that was looked into. ``holders`` are the ids of those that hold it, each with the kind of the link."""
-
-    path: str
-    value: Any
-    holders: list[tuple[int, Link]] = field(default_factory=list[tuple[int, Link]])
-
-
-@dataclass(slots=True)
-class Graph:
-    """What one search met, nearest first."""
-
-    nodes: dict[int, Node] = field(default_factory=dict[int, Node])
-    handles: list[Found] = field(default_factory=list[Found])
-    generators: list[Found] = field(default_factory=list[Found])
-
-    _others: set[int] | None = None
-
-    def is_own(self, id_: int) -> bool:
-        """Whether an object belongs to what was searched alone: not to a class, a module or a cache of functools, nor
-        to anything that these hold."""
-        if self._others is None:
-            self._others = self._held_by_others()
-        return id_ not in self._others
-
-    def _held_by_others(self) -> set[int]:
-        held: dict[int, list[int]] = {}
-        waiting: list[int] = []
-        for id_, node in self.nodes.items():
-            for holder, link in node.holders:
-                held.setdefault(holder, []).append(id_)
-                if link not in COPYABLE_LINKS:
-                    waiting.append(id_)
-        found: set[int] = set()
-        while waiting:
-            id_ = waiting.pop()
-            if id_ not in found:
-                found.add(id_)
-                waiting.extend(held.get(id_, ()))
-        return found
 
 
 class Search:
@@ -152,12 +67,9 @@ class Search:
     def __init__(self, is_first: bool) -> None:
         self._stop = time.thread_time() + (MAX_FIRST_SECONDS if is_first else MAX_SECONDS)
         self._max_scanned = MAX_FIRST_SCANNED if is_first else MAX_SCANNED
-        hidden = (
-            getattr(sys.modules.get(module), name, None) for module in HIDDEN_HANDLES for name in HIDDEN_HANDLES[module]
-        )
         self._is_first = is_first
-        self._known: dict[int, bool] = {}
-        self._unsafe = (*HANDLES, *GENERATORS, *(kind for kind in hidden if isinstance(kind, type)))
+        unsafe = Unsafe()
+        self._is_handle, self._is_unsafe = unsafe.is_handle, unsafe.is_kind
 
     def run(self, **roots: Any) -> Graph:
         """What can be reached from the named objects, within bounds. Long containers are scanned last of all, so that
@@ -179,7 +91,7 @@ class Search:
             if known is not None:
                 known.holders.append((holder, link))
                 continue
-            if is_a(value, *PLAIN) or id(value) in shared or _is_for_sharing(value):
+            if is_a(value, *PLAIN) or id(value) in shared or is_for_sharing(value):
                 continue
             graph.nodes[id(value)] = Node(path, value, [(holder, link)])
             if is_a(value, *OPAQUE) or type(value) in (np.ndarray, bytearray, mmap.mmap):
@@ -198,26 +110,6 @@ class Search:
 
     def _held_by(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any, int, int, Link]]:
         return ((path + step, inner, depth + 1, id(value), link) for step, inner, link in self._insides(value))
-
-    def _is_handle(self, value: Any) -> bool:
-        kind = type_of(value)
-        if not self._is_unsafe(kind):
-            return False
-        try:
-            if is_a(value, zipfile.ZipFile):
-                return value.fp is not None
-            if "PIL" in packages(kind):
-                return bool(getattr(value, "fp", None)) and bool(getattr(value, "tile", None))
-            return not getattr(value, "closed", False)
-        except Exception:  # it does not know itself
-            return True
-
-    def _is_unsafe(self, kind: Any) -> bool:
-        known = self._known.get(id(kind))
-        if known is None:
-            known = issubclass_of(kind, self._unsafe) or not packages(kind).isdisjoint(HANDLE_PACKAGES)
-            self._known[id(kind)] = known
-        return known
 
     def _holds_unsafe(self, value: Any) -> bool:
         """Whether one of the object's own attributes is of an unsafe type: cheap enough to ask a thousand parts."""
@@ -338,21 +230,9 @@ class Search:
                 yield f".<global>.{name}", inner, "global"
 
 
-@lru_cache(maxsize=8192)
-def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
-    """The names that the instructions of these kinds mean, in their order, each once."""
-    steps = (step for step in dis.get_instructions(code) if step.opname in operations)
-    return tuple(dict.fromkeys(str(step.argval) for step in steps))
-
-
 def _is_of_the_users(value: Any) -> bool:
     """Whether it is an object with attributes, of a class that is not a library's."""
     return not is_a(value, type) and _has_attributes(type_of(value)) and not is_of_a_library(type_of(value))
-
-
-def _is_for_sharing(value: Any) -> bool:
-    """Whether it is a lock, queue, executor or the like: made to be used by several threads, useless when copied."""
-    return package_of(type_of(value)) in SHARED_PACKAGES and type(value) is not weakref.ref
 
 
 def _kinds_of(values: Iterable[Any]) -> list[Any]:

@@ -8,8 +8,8 @@ import types
 from collections.abc import Iterable
 from functools import lru_cache
 
-from torchstage.looking import cells_of, dict_of, is_plain
-from torchstage.search import Graph, Node, names_in
+from torchstage.graph import Graph, Node
+from torchstage.looking import cells_of, dict_of, is_plain, names_in
 
 ENTRIES: frozenset[str] = frozenset(
     ("__getitem__", "__getitems__", "__call__", "__next__", "forward")
