@@ -20,6 +20,8 @@ PACKAGE = Path(__file__).parents[1] / "torchstage"
 ENGINE = {
     "engine.pipeline": {"pool", "segment", "gather", "channel", "ticket", "stats", "parking"},
     "engine.pool": {"segment", "channel", "ticket", "stats", "parking"},
+    "engine.event_loop": {"segment", "ticket"},
+    "engine.executors": {"segment", "ticket"},
     "engine.segment": {"gather", "channel", "ticket", "stats", "parking"},
     "engine.gather": {"ticket"},
     "engine.channel": set(),
@@ -28,40 +30,67 @@ ENGINE = {
     "engine.parking": set(),
 }
 FLOOR_1 = {
-    "crew": {"copies", "errors", "isolation", "plan", "rng", "threads"},
-    "plan": {"buffers", "collate", "copies", "isolation", "order", "rng", "seeds", "transfer"},
+    # What a loader is told to do, and what the engine makes of it.
+    "crew": {"assembly", "copies", "errors", "first", "isolation", "plan", "rng", "sites", "threads"},
+    "plan": {
+        *("assembly", "budget", "buffers", "collate", "copies", "first", "line", "order", "rng", "seeds", "sites"),
+    },
+    "assembly": {"copies", "coroutines", "elsewhere", "first", "line", "order", "rng", "seeds", "sites"},
+    "sites": {"copies", "elsewhere", "line", "threads"},
+    "elsewhere": {"coroutines", "order", "rng", "seeds"},
+    "first": set(),
+    "reading": {"collate", "copies", "plan", "rng", "threads"},
+    "collate": {"buffers", "errors"},
+    "buffers": set(),
+    "budget": set(),
+    "errors": set(),
+    "threads": {"copies", "errors", "rng"},
+    "order": {"seeds"},
+    # Stages.
+    "trace": {"coroutines", "errors", "line", "rng", "seeds", "stage"},
+    "line": {"copies", "split", "stage"},
+    "then": {"coroutines", "stage"},
+    "coroutines": {"loops", "order", "rng", "seeds"},
+    "staged": {"looking", "loops", "split", "stage"},
+    "split": {"folders", "looking", "stage", "tensor_batches"},
+    "folders": {"looking", "stage"},
+    "tensor_batches": set(),
+    "stage": {"looking"},
+    "loops": set(),
+    # Who may share what.
     "isolation": {"changes", "copies", "errors", "looking", "search", "stores", "twins"},
     "changes": {"graph", "looking"},
     "stores": {"graph", "looking"},
     "copies": {"graph", "handles", "looking", "seeds", "twins"},
+    "replicas": {"copies", "handles", "looking", "unsafe"},
     "twins": {"handles", "looking"},
     "handles": {"looking"},
     "search": {"graph", "looking", "unsafe"},
     "graph": set(),
     "unsafe": {"looking"},
     "looking": set(),
-    "order": {"seeds"},
-    "collate": {"buffers", "errors"},
-    "buffers": set(),
-    "errors": set(),
-    "threads": {"copies", "errors", "rng"},
-    "transfer": set(),
+    # Random generators.
     "rng": {"redirect", "seeds", "torch_draws"},
     "redirect": set(),
     "seeds": set(),
     "torch_draws": set(),
-    "reading": {"collate", "copies", "plan", "rng", "threads", "transfer"},
-    "replicas": {"copies", "handles", "looking", "unsafe"},
+    # The way to the device.
+    "ahead": {"transfer"},
+    "transfer": {"errors", "moving", "nested", "streams"},
+    "moving": set(),
+    "nested": set(),
+    "streams": set(),
 }
 FLOOR_2 = {
-    "loader": {"iterators", "lanes", "inline_lane"},
+    "loader": {"iterators", "inline", "lanes", "inline_lane"},
     "iterators": set(),
+    "inline": {"iterators"},
     "lanes": {"iterators"},
     "inline_lane": {"lanes"},
     "safety": {"loader"},
 }
 ROOFS = {
-    "": {"loader", "rng", "safety"},
+    "": {"loader", "rng", "safety", "split", "stage", "staged"},
     "engine": set(),
 }  # the packages' own __init__: what they show, and nothing else
 

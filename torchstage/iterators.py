@@ -1,6 +1,6 @@
-"""Iterators: a loader in, its batches out, one epoch at a time: from threads, or inline where ``num_workers=0``.
+"""Iterators: a loader in, its batches out, one epoch at a time, made by threads.
 
-Both are torch's ``_BaseDataLoaderIter``, which makes the sampler's iterator and draws the base seed.
+They are torch's ``_BaseDataLoaderIter``, which makes the sampler's iterator and draws the base seed.
 
 Guarantees: nothing starts before the first ``__next__``; dropping the iterator ends its threads, and no thread refers
 to it; an error is raised in its place in the order and does not end the epoch.
@@ -9,8 +9,7 @@ to it; an error is raised in its place in the order and does not end the epoch.
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +18,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import rng, threads
+from torchstage.ahead import Ahead, moved_at_once
 from torchstage.assembly import plain
 from torchstage.budget import Budget
 from torchstage.buffers import Ring
@@ -26,17 +26,16 @@ from torchstage.copies import Private
 from torchstage.coroutines import run_here
 from torchstage.crew import Crew
 from torchstage.engine.executors import stage_of
-from torchstage.engine.pipeline import Closed, Exhausted, Pool, Run, TimedOut
+from torchstage.engine.pipeline import Admission, Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
-from torchstage.engine.ticket import Batch, Chain, Nobody
 from torchstage.errors import place, placed, stack_of
-from torchstage.isolation import Guard, has_serialised
+from torchstage.isolation import Guard
 from torchstage.line import Line
 from torchstage.order import Places, can_repeat, samplers_of, seeds_of
 from torchstage.plan import Plan, Recipe, Source, window
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites, key_of
-from torchstage.transfer import pinned
+from torchstage.transfer import Route, pinned
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -48,7 +47,7 @@ CLOSED = (
 CLOSE_WAIT_SECONDS = 1.5  # for user code at close(): a caller is told within two seconds what is stuck
 
 
-def _recipe(
+def recipe_of(
     iterator: Any,
     line: Line,
     run_coroutine: Callable[[Any], Any],
@@ -56,12 +55,15 @@ def _recipe(
     ring: Ring | None = None,
     budget: Budget | None = None,
     home: Pool | None = None,
+    route: Route | None = None,
 ) -> Recipe:
+    pin = pinned(iterator._pin_memory_device) if iterator._pin_memory else None
     return Recipe(
         line=line,
         collate_fn=iterator._collate_fn,
         is_batched=iterator._auto_collation,
-        pin=pinned(iterator._pin_memory_device) if iterator._pin_memory else None,
+        pin=pin if route is None else route.pin,
+        move=None if route is None or home is not None else moved_at_once(route),
         enter=threads.Modes.of_this_thread().enter,
         private=threads.private,
         run_coroutine=run_coroutine,
@@ -74,7 +76,7 @@ def _recipe(
 _is_profiled: Callable[[], bool] = vars(torch.autograd)["_profiler_enabled"]  # torch leaves it untyped
 
 
-class _Iterator(_BaseDataLoaderIter):
+class LoaderIterator(_BaseDataLoaderIter):
     """What both have in common. The annotations are of torch's own attributes, which it leaves untyped."""
 
     _dataset: Any
@@ -90,95 +92,18 @@ class _Iterator(_BaseDataLoaderIter):
         self._num_yielded += 1
         return data
 
-    def _places(self) -> Places | None:
+    def places(self) -> Places | None:
+        """What counts how often an index comes, if any can come twice."""
         return Places(self._dataset) if can_repeat(self._samplers, self._dataset) else None
 
 
-def _seeds_of(iterator: Any, loader: "StageLoader[Any]", num_resets: int) -> Callable[[], Seeds]:
+def seeds_of_epoch(iterator: Any, loader: "StageLoader[Any]", num_resets: int) -> Callable[[], Seeds]:
     """Tells the seeds of an epoch when it begins: Lightning sets the sampler's epoch after ``iter()``."""
     iterator._samplers = samplers_of(loader)
     return partial(seeds_of, loader.seed, iterator._samplers, iterator._base_seed, num_resets, loader.num_begun)
 
 
-class InlineIterator(_Iterator):
-    """``num_workers=0``: every stage in the caller's thread, one after another, so that a debugger works.
-
-    Also a loader that a serialised dataset uses inside itself: its threads would wait for the thread that asks.
-    """
-
-    def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
-        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-        if self._timeout != 0 and self._num_workers == 0:
-            raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
-        self._guard = guard
-        self._is_guarded = False
-        self._is_closed = self._is_exhausted = False
-        self._recipe = _recipe(self, Line(self._dataset, loader.stages), run_here)
-        self._source = Source(self._sampler_iter, Plan(self._recipe, plain))
-        self._scope: rng.Scope | None = None
-        self._seeds_of = _seeds_of(self, loader, 0) if loader.seed is not None else None
-        self._num_batches = 0
-
-    def abandon(self) -> None:
-        """The loader was closed."""
-        self._is_closed = True
-
-    def _next_data(self) -> Any:
-        if self._is_closed and not self._is_exhausted:
-            raise RuntimeError(CLOSED)
-        if self._seeds_of is not None:
-            seeds_of, self._seeds_of = self._seeds_of, None
-            self._begin_scope(seeds_of)
-        if not self._is_guarded and has_serialised():  # a thread of another loader may use the same handle
-            self._is_guarded = True
-            if self._guard.must_serialise(self._recipe.roots):
-                self._source.follow(Plan(self._recipe, self._guard.serialised, looks=self._scope is not None))
-        try:
-            indices, chain, items = next(self._source)
-        except StopIteration:
-            self._is_exhausted = True
-            raise
-        with nullcontext() if self._scope is None else rng.drawing_from(self._scope):
-            return self._made(indices, chain, items)
-
-    def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
-        """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
-        for it, as they are for a thread."""
-        threads.install_answers()
-        self._scope = rng.Scope()
-        own = self._guard.privates(1, self._recipe.roots, is_guarded=False)
-        private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
-        self._recipe = replace(self._recipe, seeds=seeds_of(), private=private)
-        self._source = Source(self._sampler_iter, Plan(self._recipe, plain, looks=True), self._places())
-
-    def _made(self, indices: Sequence[Any], chain: Chain, items: Sequence[Any] | None) -> Any:
-        batch = Batch(self._num_batches, indices, chain, Nobody(), items)
-        self._num_batches += 1
-        stage: str = ""
-        slot: int | None = 0
-        try:
-            values: list[Any] = list(batch.items)
-            for segment in chain.segments:
-                for slot in range(batch.size):
-                    for leg in segment.legs:
-                        if leg.begin is not None:
-                            leg.begin(batch.items[slot])
-                        for stage, step in leg.steps:  # noqa: B007  # named after an error
-                            values[slot] = step(values[slot])
-                if segment.spread is not None:
-                    values = batch.spread(values[0], segment.spread)
-            slot, value = None, cast(Any, values)
-            for stage, step in chain.finish:  # noqa: B007  # named after an error
-                value = step(value, batch.indices)
-        except StopIteration as error:
-            raise placed(error, place(batch, stage_of(error, stage), slot, self._dataset)) from error
-        except Exception as error:
-            placed(error, place(batch, stage_of(error, stage), slot, self._dataset))
-            raise
-        return value
-
-
-class ThreadedIterator(_Iterator):
+class ThreadedIterator(LoaderIterator):
     """Batches made by ``num_workers`` threads that share each batch sample by sample."""
 
     _pool: Pool
@@ -217,8 +142,11 @@ class ThreadedIterator(_Iterator):
             self._crew = Crew(
                 self._pool, self._guard, self._set_up, loader.worker_init_fn, self._sites, self._set_up_elsewhere
             )
+        route = loader.route()
         run_coroutine = run_here if self._sites.loop is None else self._sites.loop.wait_for
-        self._recipe = _recipe(self, line, run_coroutine, ring=self._ring, budget=self._budget, home=self._pool)
+        self._recipe = recipe_of(
+            self, line, run_coroutine, ring=self._ring, budget=self._budget, home=self._pool, route=route
+        )
         self._window = partial(
             window,
             cast(int, loader.prefetch_factor),
@@ -227,9 +155,10 @@ class ThreadedIterator(_Iterator):
             self._auto_collation,
             self._budget,
         )
+        self._ahead = None if route is None else Ahead(route, self._in_order)
         self._is_exhausted = False
         self._num_resets += 1
-        self._seeds_of = _seeds_of(self, loader, self._num_resets) if loader.sample_rng else None
+        self._seeds_of = seeds_of_epoch(self, loader, self._num_resets) if loader.sample_rng else None
 
     def _line(self, loader: "StageLoader[Any]") -> Line:
         return Line(self._dataset, loader.stages)
@@ -258,6 +187,8 @@ class ThreadedIterator(_Iterator):
             raise RuntimeError(self._timed_out(run)) from None
         except Closed:
             raise RuntimeError("StageLoader: this iterator was closed while it waited for a batch.") from None
+        if self._ahead is not None:
+            self._ahead.hand_out(batch, run.in_flight)
         failure, batch.failure = batch.failure, None  # its traceback may lead back to the batch
         if failure is None:
             # A thread that was called to the batch may not have looked at it yet: it must not keep what the user gets.
@@ -274,15 +205,25 @@ class ThreadedIterator(_Iterator):
         try:
             if self._seeds_of is not None:
                 self._recipe = replace(self._recipe, seeds=self._seeds_of())
-            places = self._places() if self._seeds_of is not None else None
+            places = self.places() if self._seeds_of is not None else None
             source = Source(self._sampler_iter, Plan(self._recipe, plain), places)
-            run = Run(self._pool, source, self._window, self._in_order, is_elastic=self._budget is not None)
+            run = self._new_run(source)
             self._runs.append(run)
             self._crew.start(run, self._recipe, source.follow)
         except BaseException:
             self._close(0.0)
             raise
         return run
+
+    def _new_run(self, source: Iterator[Admission | None]) -> Run:
+        return Run(
+            self._pool,
+            source,
+            self._window,
+            self._in_order,
+            is_elastic=self._budget is not None,
+            after=None if self._ahead is None else self._ahead.begin,
+        )
 
     def _attend(self) -> float:
         try:

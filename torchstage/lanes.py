@@ -101,7 +101,10 @@ class LaneIterator(ThreadedIterator):
         super()._begin(loader)
         self._num_ahead: int = cast(int, loader.prefetch_factor)
         num_in_flight = self._num_ahead * len(self._lanes)
-        self._window: Callable[[Batch], int] = lambda batch: num_in_flight
+        budget = self._budget
+        self._window: Callable[[Batch], int] = lambda batch: (
+            num_in_flight if budget is None else min(num_in_flight, budget.num_batches)
+        )
 
     def _start(self) -> Run:
         """Start the lanes and admit the window, inside the first ``__next__``."""
@@ -110,7 +113,7 @@ class LaneIterator(ThreadedIterator):
             self._sites.start_loop(self._set_up_elsewhere)
             self._pool.start(len(self._lanes), self._set_up_of_lanes())
             self._is_set_up = True
-            run = Run(self._pool, turns, self._window, self._in_order)
+            run = self._new_run(turns)
             turns.in_flight = run.in_flight
             self._runs.append(run)
             run.fill()

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Sized
+from functools import partial
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -18,12 +19,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, 
 from torchstage.copies import CannotCopy
 from torchstage.engine.pipeline import Pool
 from torchstage.errors import add_note
+from torchstage.inline import InlineIterator
 from torchstage.inline_lane import InlineLane
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
-from torchstage.iterators import CLOSE_WAIT_SECONDS, InlineIterator, ThreadedIterator, warn_of
+from torchstage.iterators import CLOSE_WAIT_SECONDS, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
-from torchstage.stage import Stage
+from torchstage.line import Line
+from torchstage.order import samplers_of, seeds_of
+from torchstage.seeds import Seeds
+from torchstage.stage import SampleTrace, Stage
 from torchstage.then import Then, ThenCollate, checked
+from torchstage.trace import trace
+from torchstage.transfer import Route, Transfer
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -109,6 +116,7 @@ class StageLoader(DataLoader[T_co]):
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
+        self._transfer = None if device is None else Transfer(device)
         try:
             super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
                 dataset,
@@ -145,7 +153,7 @@ class StageLoader(DataLoader[T_co]):
         is_inline = self.num_workers == 0 or is_inside_serialised()
         if is_iterable and self.num_workers == 0 and self.seed is not None and self.sample_rng:
             self._num_lane_epochs += 1
-            return InlineLane(self._with_stages(), self.seed, self._num_lane_epochs - 1)
+            return self._moving(InlineLane(self._with_stages(), self.seed, self._num_lane_epochs - 1))
         if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
             return self._torchs_own()
         if self._guard.isolation != self.isolation:
@@ -174,7 +182,23 @@ class StageLoader(DataLoader[T_co]):
 
     def _torchs_own(self) -> Any:
         """torch's own iterator, inline or of worker processes."""
-        return super(StageLoader, self._with_stages())._get_iterator()
+        return self._moving(super(StageLoader, self._with_stages())._get_iterator())
+
+    def _moving(self, iterator: Any) -> Any:
+        """The same iterator, of which each batch is put on the device."""
+        route = self.route()
+        if route is not None:
+            next_data: Any = getattr(type(iterator), "_next_data")  # noqa: B009  # torch leaves it untyped
+            iterator._next_data = partial(_moved, route, next_data, weakref.ref(iterator))
+        return iterator
+
+    def route(self) -> Route | None:
+        """The way to the device where batches arrive; None if they stay. Asked in the consumer's thread."""
+        if self.device is None:
+            return None
+        if self._transfer is None:  # it was set later
+            self._transfer = Transfer(self.device)
+        return self._transfer.route()
 
     def _with_stages(self) -> "StageLoader[Any]":
         """This loader; or, for an iterator that knows no stages, one whose ``collate_fn`` has them before it."""
@@ -198,6 +222,23 @@ class StageLoader(DataLoader[T_co]):
         self._pools[:] = [*(pool for pool in self._pools if not pool.has_ended), pool]
         return pool
 
+    def sample(self, index: Any) -> SampleTrace:
+        """Make one sample of a map-style dataset here and now, stage by stage, and tell the time that each one took and
+        what came out of it. ``print(loader.sample(0))`` shows a table; ``.value`` is the sample.
+
+        Draws are those of this sample in the sampler's epoch where there is a ``seed``; the process's random generators
+        stay as they are, unless ``sample_rng=False``. Raises what the stage raises, with a note of which it was.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            raise TypeError(
+                "StageLoader.sample: an iterable dataset has no sample of an index. Use next(iter(loader))."
+            )
+        return trace(Line(self.dataset, self.stages), index, self._seeds_of_a_sample() if self.sample_rng else None)
+
+    def _seeds_of_a_sample(self) -> Seeds:
+        samplers = samplers_of(self)
+        return seeds_of(self.seed, samplers, torch.initial_seed() % 2**63, 0, Counter())
+
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
 
@@ -214,6 +255,8 @@ class StageLoader(DataLoader[T_co]):
             pool.abandon()
             warn_of(pool.join(deadline))
         self._pools.clear()
+        if self._transfer is not None:
+            self._transfer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -228,6 +271,10 @@ class StageLoader(DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[])
+
+
+def _moved(route: Route, next_data: Callable[[Any], Any], iterator: Callable[[], Any]) -> Any:
+    return route.end(route.begin(route.pin(next_data(iterator()))))
 
 
 def _check(lanes: Any, seed: Any, prefetch_bytes: Any) -> None:

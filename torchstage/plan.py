@@ -43,6 +43,7 @@ class Recipe:
     collate_fn: Function
     is_batched: bool  # whether the sampler yields batches of indices, or one index at a time
     pin: Function | None  # copies a batch into pinned memory; given the batch and its indices
+    move: Function | None  # puts it on the device, where nothing runs ahead; likewise
     enter: Callable[[], None]  # prepares a thread
     private: Callable[[], Private | None]  # what the calling thread has for its own
     run_coroutine: Callable[[Any], Any]  # waits for one in the calling thread, where stages run together
@@ -149,6 +150,8 @@ def finish_of(collate: Function, recipe: Recipe) -> tuple[tuple[str, Function], 
     steps = [("collate", collate)]
     if recipe.pin is not None:
         steps.append(("pin_memory", recipe.pin))
+    if recipe.move is not None:
+        steps.append(("transfer", recipe.move))
     if recipe.budget is not None:
         measured = partial(_measured, recipe.budget)
         steps = [("collate", measured), *steps, ("collate", measured)]

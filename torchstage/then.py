@@ -16,9 +16,7 @@ from torchstage.stage import Stage, named
 def checked(stages: Any) -> tuple[Stage, ...]:
     """The stages as a tuple. Raises TypeError for anything that is no Stage."""
     if isinstance(stages, Stage) or not isinstance(stages, Iterable):
-        raise TypeError(
-            f"StageLoader: stages must be a list of torchstage.Stage, got {stages!r}. Write [Stage(fn)]."
-        )
+        raise TypeError(f"StageLoader: stages must be a list of torchstage.Stage, got {stages!r}. Write [Stage(fn)].")
     found: list[Any] = list(cast(Iterable[Any], stages))
     for number, stage in enumerate(found):
         if not isinstance(stage, Stage):

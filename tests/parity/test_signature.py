@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from torchstage import StageLoader
+from torchstage import Stage, StageLoader
 
 from .datasets import Indices, as_given
 from .ways import INLINE, STAGED_INLINE, lists, on, on_both, on_both_classes
@@ -125,8 +125,24 @@ def test_without_batching_there_is_no_batch_sampler(loader_class: type[DataLoade
     assert loader.collate_fn is torch.utils.data.default_convert
 
 
-OUR_DEFAULTS = {"lanes": None, "isolation": "auto", "seed": None, "sample_rng": True}
-OUR_VALUES = {"lanes": 3, "isolation": "serial", "seed": 5, "sample_rng": False}
+OUR_DEFAULTS = {
+    "stages": (),
+    "lanes": None,
+    "device": None,
+    "prefetch_bytes": None,
+    "isolation": "auto",
+    "seed": None,
+    "sample_rng": True,
+}
+OUR_VALUES = {
+    "stages": (Stage(int),),
+    "lanes": 3,
+    "device": "cpu",
+    "prefetch_bytes": 1 << 20,
+    "isolation": "serial",
+    "seed": 5,
+    "sample_rng": False,
+}
 
 
 def test_our_own_arguments_are_these_with_these_defaults() -> None:

@@ -1,0 +1,71 @@
+"""Ahead: finished batches in, the same on the device out, the next ones' copies begun before they are asked for.
+
+No thread waits for its turn: whoever finishes a batch that is among the next to be handed out begins its copy, and the
+consumer begins those that became so when it takes one.
+
+Guarantees: besides the batch just handed out at most ``NUM_DEVICE_BATCHES`` are on the device, or on their way.
+"""
+
+import threading
+from typing import Any
+
+from torchstage.engine.gather import InFlight
+from torchstage.engine.ticket import Batch, Failure, caught
+from torchstage.transfer import NUM_DEVICE_BATCHES, Moved, Route
+
+STAGE = "transfer"
+
+
+class Ahead:
+    """What one run's threads and its consumer share of the transfer. ``begin`` may be called from any thread."""
+
+    def __init__(self, route: Route, in_order: bool) -> None:
+        self._route = route
+        self._in_order = in_order
+        self._num_handed = 0  # in order: all batches of lower number were
+        self._num_begun = 0
+        self._lock = threading.Lock()  # a batch is begun once, by whoever is first
+
+    def begin(self, batch: Batch) -> Failure | None:
+        """Begin the batch's copy if it is due and was not begun. A failure takes the batch's place."""
+        with self._lock:
+            if self._is_due(batch):
+                self._begin(batch)
+            return batch.failure
+
+    def _is_due(self, batch: Batch) -> bool:
+        if self._in_order:
+            return batch.number < self._num_handed + NUM_DEVICE_BATCHES
+        return self._num_begun < self._num_handed + NUM_DEVICE_BATCHES
+
+    def _begin(self, batch: Batch) -> None:
+        if batch.failure is not None or isinstance(batch.value, Moved):
+            return
+        try:
+            batch.value = self._route.begin(batch.value)
+        except BaseException as error:
+            batch.value, batch.failure = None, caught(error, STAGE)
+        self._num_begun += 1
+
+    def hand_out(self, batch: Batch, in_flight: InFlight) -> None:
+        """In the consumer's thread: the batch's value is then what its caller may use."""
+        with self._lock:
+            self._begin(batch)
+            self._num_handed = batch.number + 1 if self._in_order else self._num_handed + 1
+            for other in in_flight:
+                if other.done and self._is_due(other):
+                    self._begin(other)
+        if batch.failure is None:
+            try:
+                batch.value = self._route.end(batch.value)
+            except BaseException as error:
+                batch.value, batch.failure = None, caught(error, STAGE)
+
+
+def moved_at_once(route: Route) -> Any:
+    """The stage that puts a batch on the device, where nothing runs ahead."""
+
+    def moved(batch: Any, indices: Any) -> Any:
+        return route.end(route.begin(batch))
+
+    return moved
