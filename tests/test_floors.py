@@ -95,6 +95,7 @@ ROOFS = {
 }  # the packages' own __init__: what they show, and nothing else
 
 LIBRARIES = {"torch", "numpy"}  # that floors 1 and 2 may import beside the standard library
+EXTRAS = {"PIL", "av", "fsspec", "obstore", "torchcodec", "torchvision"}  # that they may import inside functions
 
 
 def module_name(path: Path) -> str:
@@ -103,6 +104,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -152,14 +154,31 @@ def type_checking_imports_of(source: str) -> set[str]:
     return set().union(*(imports_of(ast.unparse(statement), "")[0] for node in guarded for statement in node.body))
 
 
+def imports_at_once_of(source: str) -> set[str]:
+    """The top names that are imported as soon as the module is."""
+    tree = ast.parse(source)
+    later = {id(node) for function in ast.walk(tree) if isinstance(function, FUNCTIONS) for node in ast.walk(function)}
+    later |= {
+        id(node)
+        for guard in ast.walk(tree)
+        if isinstance(guard, ast.If) and isinstance(guard.test, ast.Name) and guard.test.id == "TYPE_CHECKING"
+        for node in ast.walk(guard)
+    }
+    at_once = [node for node in ast.walk(tree) if id(node) not in later]
+    names = [alias.name for node in at_once if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in at_once if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
 def violations(module: str, source: str) -> list[str]:
     """A line for each import that goes up or sideways, or out to a library that does not belong there."""
     ours, others = imports_of(source, module)
     floor_2_types = type_checking_imports_of(source) & set(FLOOR_2) if module in FLOOR_2 else set()
     libraries = set() if module in ENGINE or module in ROOFS else LIBRARIES
+    late = set() if not libraries else EXTRAS - imports_at_once_of(source)
     return [
         *(f"{module} imports torchstage.{name}" for name in sorted(ours - allowed(module) - floor_2_types)),
-        *(f"{module} imports {name}" for name in sorted(others - set(sys.stdlib_module_names) - libraries)),
+        *(f"{module} imports {name}" for name in sorted(others - set(sys.stdlib_module_names) - libraries - late)),
     ]
 
 

@@ -188,7 +188,7 @@ class StageLoader(DataLoader[T_co]):
         """The same iterator, of which each batch is put on the device."""
         route = self.route()
         if route is not None:
-            next_data: Any = getattr(type(iterator), "_next_data")  # noqa: B009  # torch leaves it untyped
+            next_data = cast(Any, type(iterator))._next_data
             iterator._next_data = partial(_moved, route, next_data, weakref.ref(iterator))
         return iterator
 
