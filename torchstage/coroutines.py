@@ -77,16 +77,14 @@ class _Drawing:
 # Waiting for one --------------------------------------------------------------------------------------------
 
 
-class _Everyone:
-    """The owner of each thread's event loop for stages that run inline."""
+class Here:
+    """Waits for coroutines in the calling thread; where an event loop runs there already (a notebook), in another.
 
+    What it keeps open from one to the next, a thread's event loop above all, goes with this object.
+    """
 
-_everyone = _Everyone()
-
-
-def run_here(awaitable: Awaitable[Any]) -> Any:
-    """Wait for a coroutine in the calling thread; where an event loop runs there already (a notebook), in another."""
-    return loops.run(_everyone, _awaited(awaitable))
+    def __call__(self, awaitable: Awaitable[Any]) -> Any:
+        return loops.run(self, _awaited(awaitable))
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

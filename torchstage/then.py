@@ -5,10 +5,10 @@ Guarantees: an error is the stage's own and says its name; the function can be p
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from torchstage.coroutines import run_here
+from torchstage.coroutines import Here
 from torchstage.engine.executors import STAGE
 from torchstage.stage import Stage, named
 
@@ -31,7 +31,7 @@ class Then:
     """All stages, in the thread that calls it; coroutines are waited for with ``run_coroutine``."""
 
     stages: Sequence[Stage]
-    run_coroutine: Callable[[Any], Any] = run_here
+    run_coroutine: Callable[[Any], Any] = field(default_factory=Here)
 
     def __call__(self, value: Any) -> Any:
         stage = ""
