@@ -3,6 +3,7 @@
 Only the standard library and pytest are imported here, so that the tests of this file start fast.
 """
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays for good: set it aside, and the collection after each test is cheap."""
+    """What is imported by now stays for good: set it aside, and the collection after each test is cheap. So does the
+    pipe that uvloop opens with its first loop."""
+    with contextlib.suppress(ModuleNotFoundError):
+        import_module("uvloop").new_event_loop().close()
     gc.collect()
     gc.freeze()
