@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torchstage.transfer import Transfer
+
 GARBAGE = 99
 ONE_AT_A_TIME = threading.RLock()  # for the device as a whole
 
@@ -161,3 +163,15 @@ class FakeAccelerator:
         source = value.detach()
         self.current().work.append(lambda: made.copy_(source))
         return made
+
+
+def arrival(fake: FakeAccelerator) -> Callable[[Any], Any]:
+    """What arrives of a batch, once the caller's stream has come to it."""
+    route = Transfer("cpu", lambda device: fake).route()
+
+    def arrived(batch: Any) -> Any:
+        result = route.end(route.begin(route.pin(batch)))
+        fake.current().drain()
+        return result
+
+    return arrived

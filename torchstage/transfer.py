@@ -229,7 +229,7 @@ class _Copying:
             elif any(self._streams.maker(tensor) is not None for tensor in tensors_in(value)):
                 self._must_wait = True
             moved = move()
-        if has_method(moved, "record_stream"):
+        if has_method(moved, "record_stream") and not isinstance(moved, torch.Tensor):
             self._used.append(moved)
         else:
             self._used.extend(part for part in tensors_in(moved) if self._is_there(part))
