@@ -44,7 +44,9 @@ FLOOR_1 = {
     "buffers": set(),
     "budget": set(),
     "errors": set(),
-    "threads": {"copies", "errors", "rng"},
+    "threads": {"copies", "errors", "modes", "rng", "worker_info"},
+    "worker_info": {"rng"},
+    "modes": set(),
     "order": {"seeds"},
     # Stages.
     "trace": {"coroutines", "errors", "line", "rng", "seeds", "stage"},

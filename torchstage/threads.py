@@ -1,105 +1,41 @@
-"""Threads: what user code sees of the thread it runs in.
+"""Threads: the calling thread in, one that looks like a worker of torch's out.
 
-A loader thread looks like one of torch's workers: ``get_worker_info()`` answers, grad mode, inference mode, autocast
-and the current device are the consumer's, torch uses one core in it, and ``worker_init_fn`` has run.
+``get_worker_info()`` answers in it, torch uses one core, ``worker_init_fn`` has run, and it may have objects for its
+own. Frameworks see a ``Handle`` of it, as of a worker process.
 
-Guarantees: nothing process-wide is changed but the code of ``torch.utils.data.get_worker_info`` and of
-``torch.initial_seed``, which answer elsewhere what they always did;
-``worker_init_fn`` leaves the process's random generators as they were.
+Guarantees: nothing process-wide is changed but the code that ``worker_info`` replaces; ``worker_init_fn`` leaves the
+process's random generators as they were.
 """
 
-import contextvars
 import ctypes
 import os
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 
-from torchstage import rng
+from torchstage import rng, worker_info
 from torchstage.copies import Private
 from torchstage.engine.segment import Worker
 from torchstage.errors import placed
-
-MODE_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")  # device types whose autocast mode a thread takes over
-
+from torchstage.modes import Modes as Modes
+from torchstage.worker_info import install_answers as install_answers
 
 _numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]  # torch leaves it untyped
 
 
 class _ThisThread(threading.local):
-    info: Callable[[], Any] | None = None
-    initial_seed: int = 0
     private: Private | None = None  # what this thread has for its own of the dataset and its functions
-    modes: ExitStack | None = None
-    tokens: list[tuple[contextvars.ContextVar[Any], contextvars.Token[Any]]] = []  # noqa: RUF012  # replaced, not changed
 
 
 _this_thread = _ThisThread()
-
-
-# What torch's functions answer ------------------------------------------------------------------------------
-
-
-def _answer(elsewhere: Any) -> Any:
-    """The info of this loader thread; elsewhere, what torch itself would answer.
-
-    torch's own collate functions are told "no worker": in a worker they would collate into shared memory.
-    """
-    info = _this_thread.info
-    if info is None:
-        return elsewhere
-    caller: FrameType = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
-    return elsewhere if caller.f_globals is torch_collate.__dict__ else info()
-
-
-def _answer_seed(elsewhere: int) -> int:
-    """The seed of this loader thread, as in torch's worker of the same number; elsewhere the process's."""
-    scope = rng.current()  # it knows what user code seeded since
-    if scope is not None:
-        return scope.initial_seed
-    return elsewhere if _this_thread.info is None else _this_thread.initial_seed
-
-
-def _get_worker_info() -> Any:
-    return _torchstage_answer(_worker_info)  # type: ignore[name-defined]  # noqa: F821  # globals of torch's module
-
-
-def _initial_seed() -> int:
-    return _torchstage_answer_seed(default_generator.initial_seed())  # type: ignore[name-defined]  # noqa: F821  # likewise
-
-
-def install_answers() -> None:
-    """Let ``get_worker_info`` and ``initial_seed`` answer in loader threads, whoever imported them and when: their
-    code is replaced, not their names."""
-    if "_torchstage_answer" in torch_worker.__dict__:
-        return
-    torch_worker.__dict__["_torchstage_answer"] = _answer
-    torch_worker.get_worker_info.__code__ = cast(FunctionType, _get_worker_info).__code__
-    torch.random.__dict__["_torchstage_answer_seed"] = _answer_seed
-    torch.random.initial_seed.__code__ = cast(FunctionType, _initial_seed).__code__
-
-
-def worker_info(number: int, num_workers: int, seed: int, dataset: Callable[[], Any]) -> Any:
-    """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
-    known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset()}
-    try:
-        scope = rng.current()
-        return torch_worker.WorkerInfo(**known, worker_method="thread", rng=cast(Any, scope and scope.rng))
-    except TypeError:
-        return torch_worker.WorkerInfo(**known)
 
 
 def _own_or(shared: Callable[[], Any]) -> Callable[[], Any]:
@@ -115,17 +51,13 @@ def _weakly(dataset: Any) -> Callable[[], Any]:
         return lambda: dataset
 
 
-def _forget_this_thread() -> None:
+def _share() -> None:
     """In a child that a loader thread forked: it is nobody's loader thread."""
-    _this_thread.info = None
     _this_thread.private = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_this_thread)
-
-
-# Set-up of a thread -----------------------------------------------------------------------------------------
+    os.register_at_fork(after_in_child=_share)
 
 
 def private() -> Private | None:
@@ -154,8 +86,7 @@ def set_up(
     if has_scope:
         rng.enter_thread(rng.Scope.of_worker(base_seed, number, _numpy_seed(base_seed, number)))
     _this_thread.private = own
-    _this_thread.initial_seed = base_seed + number
-    _this_thread.info = partial(worker_info, number, num_workers, base_seed + number, _own_or(_weakly(dataset)))
+    worker_info.answer_here(number, num_workers, base_seed + number, _own_or(_weakly(dataset)))
     if init_fn is not None:
         with _cuda_restored() if has_scope else generators_seeded_and_restored(base_seed, number):
             try:
@@ -166,7 +97,7 @@ def set_up(
                 placed(error, f"worker_init_fn({number})")
                 raise
             if not has_scope:
-                _this_thread.initial_seed = torch.default_generator.initial_seed()  # it may have called manual_seed
+                worker_info.was_seeded(torch.default_generator.initial_seed())  # it may have called manual_seed
 
 
 @contextmanager
@@ -267,55 +198,3 @@ class Handle:
         """Wait until it has ended, at most ``timeout`` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)
-
-
-# Modes that belong to a thread ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Modes:
-    """The modes of torch that belong to a thread, as they were in the consumer's thread at ``iter()``."""
-
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, Any], ...]  # device types it is on for, with their dtypes
-    device_index: int | None  # current accelerator, None without one
-    default_device: torch.device
-    context: contextvars.Context  # context variables: NumPy's errstate, decimal's precision, the user's own
-
-    @classmethod
-    def of_this_thread(cls) -> "Modes":
-        on = tuple((d, torch.get_autocast_dtype(d)) for d in MODE_DEVICES if _is_autocast_enabled(d))
-        device = torch.accelerator.current_device_index() if _has_accelerator_in_use() else None
-        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return cls(grad, inference, on, device, torch.get_default_device(), contextvars.copy_context())
-
-    def enter(self) -> None:
-        """Set the calling thread to these modes, until it enters others or ends."""
-        if _this_thread.modes is not None:
-            _this_thread.modes.close()
-        _this_thread.modes = stack = ExitStack()
-        if self.device_index is not None:
-            torch.accelerator.set_device_index(self.device_index)
-        for variable, token in _this_thread.tokens:
-            variable.reset(token)
-        _this_thread.tokens = [(variable, variable.set(value)) for variable, value in self.context.items()]
-        if self.default_device != torch.get_default_device():
-            stack.enter_context(self.default_device)
-        if self.inference:
-            stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.set_grad_enabled(self.grad))
-        for device, dtype in self.autocast:
-            stack.enter_context(torch.autocast(device, dtype=dtype))
-
-
-def _is_autocast_enabled(device_type: str) -> bool:
-    try:
-        return torch.is_autocast_enabled(device_type)
-    except RuntimeError:  # this build of torch does not know that device
-        return False
-
-
-def _has_accelerator_in_use() -> bool:
-    """Whether the current device can be asked for without a side effect: CUDA must not be started by a CPU loader."""
-    return torch.cuda.is_initialized() and hasattr(torch, "accelerator") and torch.accelerator.is_available()
