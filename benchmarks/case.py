@@ -16,6 +16,7 @@ NAMES = (
     "more_threads",
     "string_index",
     "cheap_memory",
+    "tensor_dataset",
     "first_batch",
     "heavy_tail",
     "noop",

@@ -1,0 +1,50 @@
+"""TensorDataset: tensors in memory in, batches of 256 out: by one indexing, or sample by sample.
+
+Nothing is read, decoded or transformed: all that a loader does here is to index and to stack.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import TensorDataset
+
+from benchmarks.case import Against, Case, Column, Goal, Round, best
+from benchmarks.loaders import Entry, dataloader, grain, nodes, spdl, stageloader
+from benchmarks.probes import Metrics, train_through
+
+NUM_SAMPLES, NUM_SAMPLES_QUICK = 102_400, 25_600
+NUM_EPOCHS = 2
+BATCH_SIZE = 256
+DATALOADERS = (dataloader(0), dataloader(2))
+OURS = stageloader(0)
+
+
+def run(entry: Entry, quick: bool) -> Metrics:
+    num_samples = NUM_SAMPLES_QUICK if quick else NUM_SAMPLES
+    dataset = TensorDataset(torch.randn(num_samples, 64), torch.arange(num_samples) % 10)
+    return train_through(entry.build(dataset, BATCH_SIZE, shuffle=True), NUM_EPOCHS, lambda batch: len(batch[1]))
+
+
+def _speed(round_: Round) -> float:
+    fastest = best(round_, DATALOADERS, "samples_per_second_after_first")
+    return round_[OURS.key]["samples_per_second_after_first"] / round_[fastest]["samples_per_second_after_first"]
+
+
+CASE = Case(
+    name="tensor_dataset",
+    title="A TensorDataset",
+    question=(
+        f"{NUM_SAMPLES} rows of 64 floats and a label, batch {BATCH_SIZE}, shuffled, {NUM_EPOCHS} epochs, and no "
+        "training step."
+    ),
+    entries=(*DATALOADERS, OURS, stageloader(1), stageloader(2), spdl(2, "input"), grain(2), nodes(2)),
+    left_out_when_quick=(nodes(2), spdl(2, "input")),
+    run=run,
+    columns=(
+        Column("samples_per_second", "samples/s", 0),
+        Column("samples_per_second_after_first", "samples/s after the first batch", 0),
+        Column("cpu_ms_per_sample", "CPU ms a sample", 4),
+    ),
+    against=Against("samples_per_second_after_first", DATALOADERS),
+    goals=(Goal("StageLoader, inline, samples/s against DataLoader's best", _speed, at_least=20.0),),
+)
