@@ -53,7 +53,7 @@ class Sites:
                 self.loop = EventLoop("torchstage-event-loop", new_event_loop)
                 self.home.annexes.append(self.loop)
             return Concurrently(self.loop, where.concurrency or 1)
-        pool = Pool(where.concurrency or 1, f"torchstage-{label}")
+        pool = Pool(where.concurrency or 1, f"torchstage-{label}", is_annex=True)
         self._pools.append(pool)
         self.home.annexes.append(pool)
         return pool

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchstage.engine.pipeline import Exhausted, Pool, Run
-from torchstage.engine.ticket import Batch, Chain, simple_chain
+from torchstage.engine.ticket import Batch, Chain, Leg, Part, Place, Segment, simple_chain
 
 PATIENCE_SECONDS = 20.0  # for an event that must come; a test that waits this long has failed
 
@@ -126,3 +126,47 @@ def in_threads(num_threads: int, function: Callable[[int], Any]) -> list[Any]:
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
     return results
+
+
+class Elsewhere:
+    """A place that runs samples when the test says so, in the test's own thread."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[Part, int]] = []
+
+    def call(self, part: Part, num_samples: int) -> None:
+        self.called.append((part, num_samples))
+
+    def make_one(self) -> None:
+        """Make the sample that waits longest, as any place does."""
+        part, _ = self.called[0]
+        slot = part.todo.pop()
+        value = part.take(slot)
+        for leg in part.segment.legs:
+            if leg.begin is not None:
+                leg.begin(part.batch.items[slot])
+            for _, step in leg.steps:
+                value = step(value)
+        part.conclude(slot, value)
+        if not part.todo:
+            del self.called[0]
+
+
+def segment_of(
+    stage: str, function: Callable[[Any], Any], place: Place | None = None, begin: Callable[[Any], None] | None = None
+) -> Segment:
+    return Segment((Leg(((stage, function),), begin),), place)
+
+
+def chain_of_segments(*segments: Segment, home: Place | None = None, takes_whole: bool = False) -> Chain:
+    """Samples go through these; the batch is the list of what comes out."""
+    collate = "collate", lambda values, indices: list(values)
+    return Chain(segments, (collate,), do_nothing, takes_whole, home=home)
+
+
+def wait_for(is_so: Callable[[], Any]) -> None:
+    """Return when it is; for what no event tells."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.001)

@@ -51,12 +51,13 @@ class Pool:
     """Up to ``num_threads`` threads that work on batches, in the order in which these were put into the channel.
 
     ``has_lanes``: each thread has a channel of its own, and gets the batches whose chain names it. ``annexes``: where
-    else its batches go; added before the pool starts.
+    else its batches go; added before the pool starts. ``is_annex``: it is one itself, and finishes no batch.
     """
 
-    def __init__(self, num_threads: int, name: str, has_lanes: bool = False) -> None:
+    def __init__(self, num_threads: int, name: str, has_lanes: bool = False, *, is_annex: bool = False) -> None:
         self.num_threads = num_threads
         self.has_lanes = has_lanes
+        self.is_annex = is_annex
         self.annexes: list[Annex] = []
         self.channels: list[Channel[Part]] = [Channel() for _ in range(num_threads if has_lanes else 1)]
         self.meter = Meter()
@@ -75,7 +76,8 @@ class Pool:
         while len(self.workers) < min(num_threads, self.num_threads):
             number = len(self.workers)
             channel = self.channels[number if self.has_lanes else 0]
-            worker = Worker(number, f"{self._name}-{number}", channel, self.meter, self.parking)
+            name = f"{self._name}-{number}"
+            worker = Worker(number, name, channel, self.meter, self.parking, is_annex=self.is_annex)
             self.workers.append(worker)  # before it starts: Ctrl-C in start() must not leave a thread that nobody ends
             worker.start(set_up)
 

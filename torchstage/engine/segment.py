@@ -23,8 +23,11 @@ alive: set["Worker"] = set()  # every thread of every pool, from before it start
 class Worker:
     """One thread of a segment, and what others may read of it: the batch and slot it is on, and its tally."""
 
-    def __init__(self, number: int, name: str, channel: Channel[Part], meter: Meter, parking: Parking) -> None:
+    def __init__(
+        self, number: int, name: str, channel: Channel[Part], meter: Meter, parking: Parking, *, is_annex: bool = False
+    ) -> None:
         self.number = number
+        self.is_annex = is_annex  # it only makes samples; batches are finished by the pool's own threads
         self.channel = channel
         self.meter = meter
         self.parking = parking
@@ -137,7 +140,7 @@ class Worker:
         All threads that were called to this batch do the same at once: a list's pop is what shares the samples out.
         """
         batch, todo, take, legs, parking = part.batch, part.todo, part.take, part.segment.legs, self.parking
-        chain, is_last, is_home = batch.chain, part.next is None, part.segment.place is None
+        chain, is_last = batch.chain, part.next is None
         if chain.enter is not self.entered:
             chain.enter()
             self.entered = chain.enter  # not the chain: an idle thread must not keep the user's objects alive
@@ -175,7 +178,7 @@ class Worker:
             self.tally.num_samples += num_samples
             self.tally.busy_seconds += end - begin
             self.meter.add(num_samples, end - begin)
-        if not is_home:
+        if self.is_annex:
             part.call_home()
         elif batch.claim_finish():
             self.slot = -1
