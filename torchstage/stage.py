@@ -140,7 +140,7 @@ def _name_of(function: Any) -> str:
 
 def described(value: Any) -> str:
     """Type and shape in words: "Tensor uint8 (3, 224, 224)", "bytes of length 7012", "tuple of (int, float)"."""
-    words = _described(value, MAX_DEPTH)
+    words = _described(value, MAX_DEPTH - 1)
     return words if len(words) <= MAX_LETTERS else words[: MAX_LETTERS - 3] + "..."
 
 

@@ -76,6 +76,7 @@ def _is_plain(tensor: Any) -> bool:
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
         and tensor.is_cpu
+        and tensor.dim() > 0
         and tensor.is_contiguous()
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and not getattr(tensor, "has_names", NO_NAMES)()
