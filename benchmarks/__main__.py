@@ -47,8 +47,8 @@ def main() -> None:
 def run_case(case: Case, num_runs: int, quick: bool, patience_seconds: float = 0.0) -> dict[str, Any]:
     """Everything that the case's table needs, and the raw measurements: `rounds[r][key][metric]`."""
     wanted = [entry for entry in case.entries if not (quick and entry in case.left_out_when_quick)]
-    entries = [entry for entry in wanted if entry.is_installed()]
-    skipped = {entry.key: f"{entry.package} is not installed" for entry in wanted if entry not in entries}
+    skipped = {entry.key: reason for entry in wanted if (reason := entry.why_skipped())}
+    entries = [entry for entry in wanted if entry.key not in skipped]
     for key, reason in skipped.items():
         print(f"{case.name}: {key} is skipped: {reason}", file=sys.stderr)
     start = time.perf_counter()

@@ -20,6 +20,7 @@ NAMES = (
     "first_batch",
     "heavy_tail",
     "noop",
+    "transfer",
 )
 
 Round = Mapping[str, Metrics]  # an entry's key -> what it measured in this round

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -169,9 +170,15 @@ class Entry:
     num_workers: int
     options: Mapping[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
+    needs_cuda: bool = False
 
-    def is_installed(self) -> bool:
-        return find_spec(self.package) is not None
+    def why_skipped(self) -> str | None:
+        """The reason why it cannot run here; None if it can."""
+        if find_spec(self.package) is None:
+            return f"{self.package} is not installed"
+        if self.needs_cuda and not torch.cuda.is_available():
+            return "this machine has no CUDA device"
+        return None
 
     def for_all_counts(self) -> Entry:
         """A row for a case that tries several numbers of workers in one process, by `with_workers`."""
