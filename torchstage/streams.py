@@ -231,3 +231,42 @@ def streams_of(device: torch.device) -> Streams:
     except (RuntimeError, AttributeError, TypeError):
         return Plain(device)
     return accelerator
+
+
+def index_of(device: torch.device) -> int | None:
+    """Its number, None if it stands for whichever is current."""
+    return device.index  # torch says that it is never None
+
+
+def current_index(device: torch.device) -> int:
+    """Of the calling thread's current device of that kind."""
+    return torch.cuda.current_device() if device.type == "cuda" else torch.accelerator.current_device_index()
+
+
+def checked(device: Any) -> torch.device:
+    """The device, if batches can go there. Raises TypeError, ValueError and RuntimeError with the way out. Does not
+    start it."""
+    if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
+        raise TypeError(f"StageLoader: device must be a torch.device, a string or an index, got {device!r}.")
+    try:
+        found = torch.device(device)
+        if found.type == "cpu":
+            return torch.device("cpu")  # "cpu:0" is another device to torch, with the same memory
+        count: int = torch.get_device_module(found).device_count()  # of CUDA, by NVML: a fork may still follow
+    except (RuntimeError, AttributeError) as error:
+        raise ValueError(f"StageLoader: batches cannot go to device {device!r}: {_first_line(error)}") from None
+    if not count:
+        raise RuntimeError(
+            f"StageLoader: batches cannot go to device {str(found)!r}: this machine has none, or this build of torch "
+            f"has no support for it. Use device=None, or 'cpu'."
+        )
+    index = index_of(found)
+    if index is not None and index >= count:
+        raise ValueError(
+            f"StageLoader: batches cannot go to device {str(found)!r}: there are {count}, numbered from 0."
+        )
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -21,7 +21,7 @@ import torch.utils.data._utils.pin_memory as torch_pinning
 from torchstage.errors import add_note
 from torchstage.moving import Method, as_it_was, has_method, has_own, method_of, parts_of, tensors_in
 from torchstage.nested import DESCEND, replaced
-from torchstage.streams import Event, Streams, streams_of
+from torchstage.streams import Event, Streams, checked, current_index, index_of, streams_of
 
 NUM_DEVICE_BATCHES = 2  # ahead of the caller: one that is there, one that is being copied
 MAX_UNDER_WAY = NUM_DEVICE_BATCHES + 1  # copies that are not over: theirs, and that of the batch just handed out
@@ -53,7 +53,7 @@ class Transfer:
     def __init__(
         self, device: torch.device | str | int, streams: Callable[[torch.device], Streams] = streams_of
     ) -> None:
-        self.device = _checked(device)
+        self.device = checked(device)
         self._streams = streams
         self._routes: dict[torch.device, Route] = {}
         self._lock = threading.Lock()
@@ -62,8 +62,8 @@ class Transfer:
         """The way to the device; where no index was given, to the one that is current in the calling thread: so this
         is asked in the consumer's thread, at ``iter()``."""
         device = self.device
-        if device.type != "cpu" and _index(device) is None:
-            device = torch.device(device.type, _current_index(device))
+        if device.type != "cpu" and index_of(device) is None:
+            device = torch.device(device.type, current_index(device))
         with self._lock:
             return self._routes.setdefault(device, Route(device, self._streams))
 
@@ -161,28 +161,29 @@ class Route:
             return
         streams, _ = self._opened
         with streams.here():
-            while self._under_way:
-                self._under_way.popleft()[0].synchronize()
+            while (oldest := self._take_oldest(at_least=1)) is not None:
+                oldest[0].synchronize()
             streams.release()
 
     def _make_room(self) -> None:
         """Where batches come faster than they can be copied, whoever begins one waits: so pinned memory is bounded."""
-        while len(self._under_way) >= MAX_UNDER_WAY and not self._forget_done():
-            try:
-                event, _ = self._under_way.popleft()
-            except IndexError:  # another thread took it
-                return
-            event.synchronize()
+        self._forget_done()
+        while (oldest := self._take_oldest(at_least=MAX_UNDER_WAY)) is not None:
+            oldest[0].synchronize()
 
-    def _forget_done(self) -> bool:
+    def _take_oldest(self, at_least: int) -> tuple[Event, Any] | None:
+        """The copy that was begun first, if there are so many."""
+        with self._lock:
+            return self._under_way.popleft() if len(self._under_way) >= at_least else None
+
+    def _forget_done(self) -> None:
         """Let go of the sources of copies that are over. torch keeps what it pinned itself until then; memory that
         somebody else pinned, it does not know."""
-        has_forgotten = False
+        done: list[Any] = []
         with self._lock:
             while self._under_way and self._under_way[0][0].query():
-                self._under_way.popleft()
-                has_forgotten = True
-        return has_forgotten
+                done.append(self._under_way.popleft())
+        del done  # not under the lock: what ends with them may be code of the user's
 
 
 class _Copying:
@@ -239,6 +240,17 @@ class _Copying:
         return self._streams.maker(tensor) is not None
 
 
+def explain_fork(error: BaseException, dataset: Any) -> None:
+    """Tell what to do beside torch's own error of CUDA in a worker process that was forked; of any other, nothing."""
+    if "re-initialize CUDA in forked subprocess" in str(error):
+        add_note(
+            error,
+            f"torchstage: the dataset, a {type(dataset).__name__}, uses CUDA in a worker process. Let it return tensors "
+            "in host memory, and give device='cuda': batches are copied while the device computes. Or leave out "
+            "multiprocessing_context: threads may use CUDA.",
+        )
+
+
 def _is_opaque(value: Any) -> bool:
     return not has_method(value, "record_stream") and next(tensors_in(value), None) is None
 
@@ -259,38 +271,3 @@ def _can_be_pinned(tensor: torch.Tensor) -> bool:
 def _size_of(batch: Any) -> str:
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
     return f"{num_bytes / 2**20:,.1f} MiB"
-
-
-def _index(device: torch.device) -> int | None:
-    return device.index  # torch says that it is never None
-
-
-def _current_index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.type == "cuda" else torch.accelerator.current_device_index()
-
-
-def _checked(device: Any) -> torch.device:
-    if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
-        raise TypeError(f"StageLoader: device must be a torch.device, a string or an index, got {device!r}.")
-    try:
-        found = torch.device(device)
-        if found.type == "cpu":
-            return torch.device("cpu")  # "cpu:0" is another device to torch, with the same memory
-        count: int = torch.get_device_module(found).device_count()  # of CUDA, by NVML: a fork may still follow
-    except (RuntimeError, AttributeError) as error:
-        raise ValueError(f"StageLoader: batches cannot go to device {device!r}: {_first_line(error)}") from None
-    if not count:
-        raise RuntimeError(
-            f"StageLoader: batches cannot go to device {str(found)!r}: this machine has none, or this build of torch "
-            f"has no support for it. Use device=None, or 'cpu'."
-        )
-    index = _index(found)
-    if index is not None and index >= count:
-        raise ValueError(
-            f"StageLoader: batches cannot go to device {str(found)!r}: there are {count}, numbered from 0."
-        )
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
