@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from torch import Tensor
 
@@ -73,10 +73,7 @@ def decode_video(
         raise ValueError("decode_video: give num_frames or timestamps, not both")
     size = _size(size)
     conceal = _one_of("damaged", damaged, get_args(Damaged)) == "conceal"
-    given: object = source  # callers may not use types
-    if not isinstance(given, bytes | bytearray | memoryview | str | os.PathLike):
-        raise TypeError(f"decode_video: the source must be bytes or a path, got {type(given).__name__}")
-    name = name_of(source)
+    name = _name(source)
     try:
         if _one_of("backend", backend, get_args(Backend)) == "torchcodec":
             from torchstage.decode.video_torchcodec import decode
@@ -85,18 +82,23 @@ def decode_video(
         return DecodedVideo(*decode(source, name, wanted, size, conceal, rotate))
     except DecodeError as error:
         # Errors may be kept for long (skipped samples are), and the inner traceback holds packets and pictures.
-        raise error.with_traceback(None) from None
+        raise error.with_traceback(None) from error.__cause__
 
 
-def _count(num_frames: int | None) -> int | None:
+def _name(source: Any) -> str:
+    if isinstance(source, bytes | bytearray | memoryview | str | os.PathLike):
+        return name_of(cast(Source, source))
+    raise TypeError(f"decode_video: the source must be bytes or a path, got {type(source).__name__}")
+
+
+def _count(num_frames: object) -> int | None:
     if num_frames is None:
         return None
-    count: object = num_frames  # callers may not use types
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"decode_video: num_frames must be an int, got {count!r}")
-    if count < 1:
-        raise ValueError(f"decode_video: num_frames must be at least 1, got {count}")
-    return count
+    if isinstance(num_frames, bool) or not isinstance(num_frames, int):
+        raise TypeError(f"decode_video: num_frames must be an int, got {num_frames!r}")
+    if num_frames < 1:
+        raise ValueError(f"decode_video: num_frames must be at least 1, got {num_frames}")
+    return num_frames
 
 
 def _times(timestamps: Sequence[float] | None) -> tuple[float, ...] | None:
@@ -110,11 +112,14 @@ def _times(timestamps: Sequence[float] | None) -> tuple[float, ...] | None:
     return times
 
 
-def _size(size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
-    sides: tuple[object, ...] = () if size is None else tuple(size) if isinstance(size, tuple | list) else (size,)
-    if len(sides) > 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise ValueError(f"decode_video: size must be None, an int or (height, width), of at least 1, got {size!r}")
-    return size if size is None or isinstance(size, int) else (size[0], size[1])
+def _size(size: Any) -> int | tuple[int, int] | None:
+    if size is None or (isinstance(size, int) and size >= 1):
+        return size
+    if isinstance(size, tuple | list):
+        sides = tuple(cast("Sequence[Any]", size))
+        if len(sides) == 2 and all(isinstance(side, int) and side >= 1 for side in sides):
+            return (sides[0], sides[1])
+    raise ValueError(f"decode_video: size must be None, an int or (height, width), of at least 1, got {size!r}")
 
 
 def _one_of(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:

@@ -200,7 +200,7 @@ def missing_part(container: InputContainer, stream: VideoStream, num_packets: in
     if container.format.name.startswith("mov") and num_packets < stream.frames:  # others only estimate the count
         return f"the header counts {stream.frames} frames, the file holds {num_packets}"
     if container.duration:
-        promised = Fraction(container.duration + (container.start_time or 0), 10**6)
+        promised = Fraction(container.duration, 10**6)  # Matroska counts from 0, others from the first frame
         if promised - end > max(MIN_MISSING_SECONDS, promised * MIN_MISSING_SHARE):
             return f"the header tells {float(promised):g} s, the file ends at {float(end):g} s"
     return None
