@@ -116,6 +116,7 @@ class PacketsOnDisk:
         self._demux: Iterator[Packet[Any]] = container.demux(stream)
         self._pushed_back: Packet[Any] | None = None
         self._position: int | None = None  # decoding time of the packet read last
+        self._sought: int | None = None
 
     def span(self) -> Span:
         """As the header says: reading the whole file would cost more than decoding a few frames of it."""
@@ -149,23 +150,35 @@ class PacketsOnDisk:
         return packet
 
     def jump(self, seconds: float) -> bool:
-        """Seek to a key frame at or before `seconds`, if one is known, or likely, to lie ahead."""
+        """Seek to a key frame at or before `seconds`, if one is known, or likely, to lie ahead. Once for each time."""
         target = int(Fraction(seconds) // self.time_base)
-        if not self._is_ahead(target):
+        if target == self._sought or not self._is_ahead(target):
             return False
-        back, begin = 0, self._stream.start_time or 0
+        self._sought = target
+        begin, back = self._stream.start_time or 0, 0
         while True:
             try:
-                self._container.seek(max(begin, target - back), stream=self._stream)
+                self._seek(max(begin, target - back))
             except OSError:  # a container that cannot seek: go on reading
                 return False
-            self._demux = self._container.demux(self._stream)
-            packet = self.read(conceal=True)
-            # Containers look up decoding times, or guess: the key frame found may be shown after `seconds`.
-            if packet is None or (packet.pts is not None and packet.pts <= target) or target - back <= begin:
-                self._pushed_back = packet
+            key = self._first_key()
+            # Containers look up decoding times, or guess: what they find may be shown after `seconds`.
+            if key is not None and (key.pts is None or key.pts <= target):
+                self._pushed_back = key
+                return True
+            if target - back <= begin:
+                self.rewind()
                 return True
             back = 2 * back or int(1 / self.time_base)
+
+    def _seek(self, ticks: int) -> None:
+        self._container.seek(ticks, stream=self._stream)
+        self._demux, self._pushed_back = self._container.demux(self._stream), None
+
+    def _first_key(self) -> Packet[Any] | None:
+        while (packet := self.read(conceal=True)) is not None and not packet.is_keyframe:
+            pass
+        return packet
 
     def _is_ahead(self, target: int) -> bool:
         position = self._position if self._position is not None else (self._stream.start_time or 0)
@@ -176,8 +189,12 @@ class PacketsOnDisk:
         return (target - position) * self.time_base > LONGEST_GROUP_SECONDS
 
     def rewind(self) -> None:
-        self._container.seek(self._stream.start_time or 0, stream=self._stream)
-        self._demux, self._pushed_back, self._position = self._container.demux(self._stream), None, None
+        """To the very first packet, which may be decoded well before the first frame is shown."""
+        begin = self._stream.start_time or 0
+        try:
+            self._seek(begin - int(1 / self.time_base))
+        except OSError:  # some containers refuse a time before their first
+            self._seek(begin)
 
     def close(self) -> None:
         self._demux, self._pushed_back = iter(()), None
