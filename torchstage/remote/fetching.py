@@ -15,13 +15,13 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torchstage.remote.address import Address, address_of
 from torchstage.remote.errors import AttemptError, from_fsspec, from_obstore, out_of_range, short_body
-from torchstage.remote.stores import filesystem_of, store_of
+from torchstage.remote.stores import filesystem_of, frozen, store_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -36,7 +36,7 @@ class Remote:
 
     ``storage_options`` go to the object store or to fsspec (``{"endpoint": ..., "skip_signature": True}``), not to web
     servers; ``client_options`` are obstore's, for web servers and object stores (``{"default_headers": {...}}``).
-    Neither is shown by ``repr``.
+    Neither is shown by ``repr``; change neither once it is passed.
     """
 
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
@@ -46,6 +46,7 @@ class Remote:
     max_backoff_seconds: float = 15.0
     timeout_seconds: float = 30.0  # a server's longest silence
     total_seconds: float = 180.0
+    key: Hashable = field(init=False, repr=False, compare=False)  # of the stores made for it; valid in this process
 
     def __post_init__(self) -> None:
         if self.num_retries < 0:
@@ -53,6 +54,13 @@ class Remote:
         for name in ("backoff_seconds", "max_backoff_seconds", "timeout_seconds", "total_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        object.__setattr__(self, "key", frozen(self._settings()))
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Remote], tuple[dict[str, Any]]]:
+        return _remote_of, (self._settings(),)
+
+    def _settings(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     async def fetch_bytes(self, url: URL, byte_range: ByteRange | None = None) -> bytes:
         """All bytes at ``url``, or those of ``byte_range`` (its end is exclusive; None is the end of the file).
@@ -103,7 +111,9 @@ class Remote:
             result = await get_async(store, address.path, options=_options(byte_range))
             body = await result.bytes_async()
         except (BaseError, OSError) as error:
-            raise from_obstore(error, in_body=result is not None) from None
+            # obstore's threads let go of the future that holds this error late; without its traceback, that holds
+            # neither this frame nor the store and its connections.
+            raise from_obstore(error.with_traceback(None), in_body=result is not None) from None
         return _whole(body.to_bytes(), result, byte_range)
 
     def _read_from_store(self, address: Address, byte_range: ByteRange | None) -> bytes:
@@ -136,6 +146,10 @@ class Remote:
     def _read_by_fsspec(self, address: Address, byte_range: ByteRange | None) -> bytes:
         filesystem, path = filesystem_of(address.path, self.storage_options)
         return _cat(filesystem, path, byte_range)
+
+
+def _remote_of(settings: dict[str, Any]) -> Remote:
+    return Remote(**settings)
 
 
 class _Attempts:

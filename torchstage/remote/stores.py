@@ -35,7 +35,7 @@ def store_of(address: Address, remote: Remote) -> ObjectStore:
     """The store of this address, made if it is new. Raises ImportError, RuntimeError in a forked process, and
     ValueError for options that obstore does not know."""
     _refuse_after_fork()
-    key = (address.root, address.user_info, *(_frozen(getattr(remote, name)) for name in remote.__slots__))
+    key = (address.root, address.user_info, remote.key)
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
@@ -108,14 +108,14 @@ def _is_plain(address: Address, remote: Remote) -> bool:
     return any("endpoint" in name.lower() and str(value).startswith("http://") for name, value in settings)
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Hashable, and equal for equal plain settings, also in a copy. Anything else (a credential provider) is equal to
     itself; its store keeps it alive."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return frozenset((name, _frozen(item)) for name, item in items)
+        return frozenset((name, frozen(item)) for name, item in items)
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, cast("Sequence[Any]", value)))
+        return tuple(map(frozen, cast("Sequence[Any]", value)))
     return value if isinstance(value, Hashable) else id(value)
 
 
