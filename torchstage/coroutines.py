@@ -77,14 +77,19 @@ class _Drawing:
 # Waiting for one --------------------------------------------------------------------------------------------
 
 
-class Here:
-    """Waits for coroutines in the calling thread; where an event loop runs there already (a notebook), in another.
+class RunHere:
+    """Waits for a coroutine in the calling thread; where an event loop runs there already (a notebook), in another.
 
-    What it keeps open from one to the next, a thread's event loop above all, goes with this object.
+    Each thread that calls it has one event loop of it, which lives as long as this object, or until ``close``: what the
+    coroutines keep open, such as connections, serves the next sample as well.
     """
 
     def __call__(self, awaitable: Awaitable[Any]) -> Any:
         return loops.run(self, _awaited(awaitable))
+
+    def close(self) -> None:
+        """Close its event loops; a later call begins with a new one."""
+        loops.leave(self)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

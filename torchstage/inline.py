@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 from torchstage import rng, threads
 from torchstage.assembly import plain
 from torchstage.copies import Private
-from torchstage.coroutines import Here
 from torchstage.engine.executors import stage_of
 from torchstage.engine.ticket import Batch, Chain, Nobody
 from torchstage.errors import place, placed
@@ -39,7 +38,7 @@ class InlineIterator(LoaderIterator):
         self._guard = guard
         self._is_guarded = False
         self._is_closed = self._is_exhausted = False
-        self._recipe = recipe_of(self, Line(self._dataset, loader.stages), Here(), route=loader.route())
+        self._recipe = recipe_of(self, Line(self._dataset, loader.stages), loader.run_here, route=loader.route())
         self._source = Source(self._sampler_iter, Plan(self._recipe, plain))
         self._scope: rng.Scope | None = None
         self._seeds_of = seeds_of_epoch(self, loader, 0) if loader.seed is not None else None

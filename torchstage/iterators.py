@@ -23,7 +23,6 @@ from torchstage.assembly import plain
 from torchstage.budget import Budget
 from torchstage.buffers import Ring
 from torchstage.copies import Private
-from torchstage.coroutines import Here
 from torchstage.crew import Crew
 from torchstage.engine.executors import stage_of
 from torchstage.engine.pipeline import Admission, Closed, Exhausted, Pool, Run, TimedOut
@@ -143,7 +142,7 @@ class ThreadedIterator(LoaderIterator):
                 self._pool, self._guard, self._set_up, loader.worker_init_fn, self._sites, self._set_up_elsewhere
             )
         route = loader.route()
-        run_coroutine = Here() if self._sites.loop is None else self._sites.loop.wait_for
+        run_coroutine = loader.run_here if self._sites.loop is None else self._sites.loop.wait_for
         self._recipe = recipe_of(
             self, line, run_coroutine, ring=self._ring, budget=self._budget, home=self._pool, route=route
         )

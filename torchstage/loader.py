@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
 from torchstage.copies import CannotCopy
+from torchstage.coroutines import RunHere
 from torchstage.engine.pipeline import Pool
 from torchstage.errors import add_note
 from torchstage.inline import InlineIterator
@@ -33,6 +34,8 @@ from torchstage.trace import trace
 from torchstage.transfer import Route, Transfer
 
 T_co = TypeVar("T_co", covariant=True)
+
+OWN = ("_live", "_pools", "_run_here")  # attributes that a copy has for itself
 
 
 class StageLoader(DataLoader[T_co]):
@@ -116,6 +119,7 @@ class StageLoader(DataLoader[T_co]):
         self._pools: list[Pool] = []
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
+        self._run_here = RunHere()
         self._transfer = None if device is None else Transfer(device)
         try:
             super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
@@ -206,9 +210,13 @@ class StageLoader(DataLoader[T_co]):
             return self
         known: Any = self
         twin: Any = object.__new__(type(self))
-        collate_fn = ThenCollate(Then(self.stages), known.collate_fn, known._auto_collation)
+        collate_fn = ThenCollate(Then(self.stages, self._run_here), known.collate_fn, known._auto_collation)
         twin.__dict__.update(self.__dict__, collate_fn=collate_fn)
         return twin
+
+    @property
+    def run_here(self) -> RunHere:  # waits for coroutines of stages that run in the caller's thread
+        return self._run_here
 
     @property
     def num_begun(self) -> Counter[int]:
@@ -233,11 +241,11 @@ class StageLoader(DataLoader[T_co]):
             raise TypeError(
                 "StageLoader.sample: an iterable dataset has no sample of an index. Use next(iter(loader))."
             )
-        return trace(Line(self.dataset, self.stages), index, self._seeds_of_a_sample() if self.sample_rng else None)
+        seeds = self._seeds_of_a_sample() if self.sample_rng else None
+        return trace(Line(self.dataset, self.stages), index, seeds, self._run_here)
 
     def _seeds_of_a_sample(self) -> Seeds:
-        samplers = samplers_of(self)
-        return seeds_of(self.seed, samplers, torch.initial_seed() % 2**63, 0, Counter())
+        return seeds_of(self.seed, samplers_of(self), torch.initial_seed() % 2**63, 0, Counter())
 
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
@@ -255,6 +263,7 @@ class StageLoader(DataLoader[T_co]):
             pool.abandon()
             warn_of(pool.join(deadline))
         self._pools.clear()
+        self._run_here.close()
         if self._transfer is not None:
             self._transfer.close()
 
@@ -267,10 +276,10 @@ class StageLoader(DataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_pools")}
+        return {name: value for name, value in self.__dict__.items() if name not in OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[])
+        self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[], _run_here=RunHere())
 
 
 def _moved(route: Route, next_data: Callable[[Any], Any], iterator: Callable[[], Any]) -> Any:

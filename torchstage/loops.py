@@ -35,6 +35,11 @@ def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
     return loop.run(coroutine) if _is_free() else loop.run_in_a_thread(coroutine)
 
 
+def leave(owner: Any) -> None:
+    """Close the owner's event loops before it goes. One that is running just now is left to whoever runs it."""
+    _loops_of.pop((os.getpid(), id(owner)), None)
+
+
 def _is_free() -> bool:
     """Whether no loop is running in this thread."""
     return asyncio._get_running_loop() is None  # the public one raises where there is none

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from torchstage.coroutines import Here
+from torchstage.coroutines import RunHere
 from torchstage.engine.executors import STAGE
 from torchstage.stage import Stage, named
 
@@ -31,7 +31,7 @@ class Then:
     """All stages, in the thread that calls it; coroutines are waited for with ``run_coroutine``."""
 
     stages: Sequence[Stage]
-    run_coroutine: Callable[[Any], Any] = field(default_factory=Here)
+    run_coroutine: Callable[[Any], Any] = field(default_factory=RunHere)
 
     def __call__(self, value: Any) -> Any:
         stage = ""

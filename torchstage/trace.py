@@ -9,22 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 from torchstage import rng
-from torchstage.coroutines import Here
 from torchstage.errors import placed
 from torchstage.line import Line, Station
 from torchstage.seeds import Seeds
 from torchstage.stage import SampleTrace, StageTrace, described
 
+RunCoroutine = Callable[[Any], Any]
 
-def trace(line: Line, index: Any, seeds: Seeds | None) -> SampleTrace:
-    """One sample with the time of each stage. ``seeds``: of its draws; None: from the process's generators."""
-    here = Here()
+
+def trace(line: Line, index: Any, seeds: Seeds | None, run_coroutine: RunCoroutine) -> SampleTrace:
+    """One sample with the time of each stage. ``seeds``: of its draws; None: from the process's generators.
+    ``run_coroutine`` waits for one in the calling thread."""
     if line.after_many or (line.takes_batches and not line.split.collated):
-        first, rest = _of_one(line, here), line.after_many
+        first, rest = _of_one(line, run_coroutine), line.after_many
     else:
         first, rest = None, line.by_sample
     steps: list[tuple[str, Callable[[Any], Any], str | None]] = [] if first is None else [("fetch", first, None)]
-    steps += [(station.label, _waited_for(station, here), station.draws) for station in rest]
+    steps += [(station.label, _waited_for(station, run_coroutine), station.draws) for station in rest]
     if seeds is None:
         return _traced(steps, index, lambda draws: None)
     with rng.drawing_from(rng.Scope()) as scope:
@@ -49,16 +50,16 @@ def _traced(
     return SampleTrace(value, tuple(traces))
 
 
-def _of_one(line: Line, here: Here) -> Callable[[Any], Any]:
+def _of_one(line: Line, run_coroutine: RunCoroutine) -> Callable[[Any], Any]:
     """A batch of this index alone."""
 
     def fetch(index: Any) -> Any:
         values = line.fetch_many([index])
-        values = here(values) if line.many_is_async else values
+        values = run_coroutine(values) if line.many_is_async else values
         return values[0]
 
     return fetch
 
 
-def _waited_for(station: Station, here: Here) -> Callable[[Any], Any]:
-    return (lambda value: here(station.function(value))) if station.is_async else station.function
+def _waited_for(station: Station, run_coroutine: RunCoroutine) -> Callable[[Any], Any]:
+    return (lambda value: run_coroutine(station.function(value))) if station.is_async else station.function
