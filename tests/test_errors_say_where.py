@@ -102,7 +102,7 @@ def test_worker_init_fn_is_named(loader_of):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_pinning_is_named(num_workers, monkeypatch, loader_of):
-    monkeypatch.setattr("torchstage.plan.pinned", lambda device: lambda batch, indices: fail())
+    monkeypatch.setattr("torchstage.iterators.pinned", lambda device: lambda batch, indices: fail())
     loader = loader_of(range(8), num_workers)
     iterator = iter(loader)
     iterator._recipe = dataclasses.replace(iterator._recipe, pin_memory=True)  # there is no accelerator to do it

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from torchstage import StageLoader
+from torchstage import Stage, StageLoader
 
 
 class Augmented(Dataset):
@@ -92,7 +92,10 @@ EVERY: dict[str, Any] = {
     "persistent_workers": True,
     "pin_memory_device": "cpu",
     "in_order": False,
+    "stages": (Stage(torch.clone),),
     "lanes": 3,
+    "device": "cpu",
+    "prefetch_bytes": 1 << 20,
     "isolation": "serial",
     "seed": 11,
     "sample_rng": False,
