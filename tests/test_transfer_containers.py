@@ -285,6 +285,11 @@ def test_a_packed_sequence_moves_itself_and_keeps_its_sizes_in_host_memory(fake)
 def test_an_attribute_that_is_an_element_is_the_new_one_too(arrived):
     got = arrived(Aliased(image=ones()))
     assert got.image is got["image"]
+    noted = Listed([ones()])
+    noted.first, noted.other = noted[0], ones()
+    got = arrived(noted)
+    assert got.first is got[0]
+    assert got.other is noted.other
 
 
 def test_a_container_in_which_nothing_moves_is_not_made_anew(arrived):
@@ -325,10 +330,17 @@ def test_a_sequence_that_cannot_be_made_again_is_an_error_that_tells_what_to_do(
         arrived(Fresh())
 
 
-def test_elements_made_on_the_way_are_told_apart(arrived):
-    values = replaced(Fresh(), lambda value: value if isinstance(value, torch.Tensor) else DESCEND, must=False)
-    assert isinstance(values, Fresh)
-    assert [tensor.item() for tensor in arrived([*Fresh()])] == list(range(50))
+def test_elements_made_on_the_way_are_told_apart():
+    seen: list[float] = []
+
+    def give(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            seen.append(value.item())
+            return value.clone()
+        return DESCEND
+
+    replaced([Fresh(), Fresh(), Fresh()], give, must=False)
+    assert seen == 3 * list(range(50))
 
 
 def test_one_that_cannot_be_made_again_can_still_come_from_ordinary_memory(fake):

@@ -52,6 +52,12 @@ def test_it_is_pinned_as_well(fake):
     assert fake.is_pinned(pinned)
 
 
+def test_a_subclass_that_is_there_already_is_itself():
+    sent = tagged()
+    route = Transfer("cpu").route()
+    assert route.end(route.begin([sent]))[0] is sent
+
+
 def test_boxes_of_torchvision_keep_what_they_know(arrived):
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     sent = tv_tensors.BoundingBoxes(torch.ones(2, 4), format="XYWH", canvas_size=(5, 6))
@@ -81,12 +87,20 @@ def test_a_parameter_stays_one(arrived):
     assert not got.requires_grad
 
 
-def test_gradients_flow_back_through_what_is_no_leaf():
+def test_gradients_flow_back_through_what_is_no_leaf(fake):
     weight = torch.ones(2, requires_grad=True)
-    got = as_it_was(weight * 2, "to", lambda tensor: tensor.to(torch.float64))
+    route = Transfer("cpu", lambda device: fake).route()
+    product = weight * 2
+    assert route.pin([product])[0] is product  # pinning would cut it off
+    got = as_it_was(product, "to", lambda tensor: tensor.to(torch.float64))
     got.sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [2, 2]
+
+
+def test_a_sparse_tensor_is_not_pinned(fake):
+    sent = torch.eye(3).to_sparse()
+    assert Transfer("cpu", lambda device: fake).route().pin([sent])[0] is sent
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(2).to_sparse(), lambda: torch.eye(3).to_sparse()])

@@ -245,9 +245,9 @@ def explain_fork(error: BaseException, dataset: Any) -> None:
     if "re-initialize CUDA in forked subprocess" in str(error):
         add_note(
             error,
-            f"torchstage: the dataset, a {type(dataset).__name__}, uses CUDA in a worker process. Let it return tensors "
-            "in host memory, and give device='cuda': batches are copied while the device computes. Or leave out "
-            "multiprocessing_context: threads may use CUDA.",
+            f"torchstage: the dataset, a {type(dataset).__name__}, uses CUDA in a worker process. Let it return "
+            "tensors in host memory, and give device='cuda': batches are copied while the device computes. Or leave "
+            "out multiprocessing_context: threads may use CUDA.",
         )
 
 
