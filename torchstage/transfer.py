@@ -217,7 +217,8 @@ class _Copying:
         is_made_there = self._streams.maker(tensor) is not None
         self._must_wait = self._must_wait or is_made_there
         moved = as_it_was(tensor, "to", self._streams.copy)
-        self._used.extend(part for part in parts_of(moved) if self._is_there(part))
+        if self._is_there(moved):
+            self._used.extend(part for part in parts_of(moved) if self._is_there(part))
         return moved
 
     def _object(self, value: Any, move: Method) -> Any:
