@@ -81,6 +81,8 @@ class FakeAccelerator:
         self._this_thread.stream = stream
 
     def is_there(self, tensor: torch.Tensor) -> bool:
+        if tensor.is_sparse:
+            return self.is_there(tensor._values())
         return any(tensor.data_ptr() == other.data_ptr() for other in self.memory)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
@@ -159,7 +161,7 @@ class FakeAccelerator:
 
     def _issued(self, value: torch.Tensor) -> torch.Tensor:
         made = torch.full_like(value, GARBAGE) if value.layout is torch.strided else value.clone()
-        self.memory.extend([made] if value.layout is torch.strided else [made._indices(), made._values(), made])
+        self.memory.extend([made._indices(), made._values()] if made.is_sparse else [made])
         source = value.detach()
         self.current().work.append(lambda: made.copy_(source))
         return made
