@@ -63,30 +63,37 @@ class _Loop:
             raise
 
     def run_in_a_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        outcome: list[Any] = []
         task = self._loop.create_task(coroutine)  # here: it takes this thread's context variables
+        turn, ended = [None], threading.Event()  # the turn is taken by the thread that runs the loop, or nobody runs it
+        errors: list[BaseException] = []
 
         def target() -> None:
             try:
-                outcome.append((self._loop.run_until_complete(task), None))
+                turn.pop()
+                self._loop.run_until_complete(task)
             except BaseException as error:
-                outcome.append((None, error))
+                errors.append(error)
+            finally:
+                ended.set()
 
         thread = threading.Thread(target=target, name="torchstage-loop")
-        thread.start()
         try:
+            thread.start()
             thread.join()
-        except BaseException:  # Ctrl-C
-            self._loop.call_soon_threadsafe(task.cancel)
-            thread.join()
-            raise
-        result, error = outcome.pop()
-        if error is not None:
+        except BaseException:  # Ctrl-C, even while the thread is starting
             try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        return result
+                turn.pop()
+                task.cancel()  # it ends in the next call
+            except IndexError:
+                self._loop.call_soon_threadsafe(task.cancel)
+                ended.wait()
+            raise
+        try:
+            if errors:
+                raise errors[0]
+            return task.result()
+        finally:
+            errors.clear()  # their tracebacks hold this frame
 
     def __del__(self) -> None:
         self.close()

@@ -203,7 +203,8 @@ def test_ctrl_c_cancels_what_is_waited_for(call):
     ended: list[str] = []
 
     async def wait_for_ctrl_c() -> None:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        # A call of its own: in this thread it would be raised right here, not where the loop waits.
+        asyncio.get_running_loop().call_soon(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -219,6 +220,24 @@ def test_ctrl_c_cancels_what_is_waited_for(call):
         signal.signal(signal.SIGINT, before)
     assert ended == ["cancelled"]
     assert loops.run(owner, asyncio.sleep(0, "next")) == "next"
+
+
+def test_ctrl_c_before_the_thread_began_leaves_nothing_running(monkeypatch):
+    begun: list[str] = []
+
+    async def begin() -> None:
+        begun.append("begun")
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    owner = Owner()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        from_inside_a_loop(lambda: loops.run(owner, begin()))
+    monkeypatch.undo()
+    assert loops.run(owner, asyncio.sleep(0, "next")) == "next"
+    assert begun == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
