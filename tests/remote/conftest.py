@@ -1,5 +1,6 @@
 """The servers run for all tests of this folder; each test begins with none of the connections of the one before."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from torchstage import remote
 
 from .servers import NGINX, Nginx, ScriptedServer
+from .ways import loops
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +30,14 @@ def nginx(script_of_all_tests: ScriptedServer, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session", autouse=True)
 def obstore_has_begun(script_of_all_tests: ScriptedServer) -> None:
-    """Its threads and what they wait on live as long as the process: they begin before a test counts open files."""
+    """Its threads and what they wait on live as long as the process, and so does a pipe of uvloop's: they begin before
+    a test counts open files."""
     pytest.importorskip("obstore", reason="needs obstore (the extra 'remote')")
     script_of_all_tests.answers["first"] = lambda client, _: client.send("200 OK", b"first")
     assert remote.read_bytes(f"{script_of_all_tests.url}/first") == b"first"
     remote.close_connections()
+    for run in loops():
+        run(asyncio.sleep(0))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from urllib.request import url2pathname
 OBJECT_STORES = frozenset(("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss"))
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters or more: C:\ is a drive
 PLAIN = re.compile(r"(https?://[\w.-]+(?::\d+)?)/(\w[\w-]*(?:[./]\w[\w-]*)*)", re.ASCII)  # most of the web, in 2 µs
+CHAIN = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # fsspec's: zip://a.txt::https://host/b.zip
 PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 # What obstore sends as it is in a segment of a path, beside letters and digits; everything else it percent-encodes.
@@ -36,7 +37,7 @@ def address_of(url: str | os.PathLike[str]) -> Address:
     text = os.fspath(url)
     if found := PLAIN.fullmatch(text):
         return Address("obstore", text, found[1], found[2])
-    if "::" in text and "://" in text:  # fsspec's chained URLs, such as zip://a.txt::https://host/b.zip
+    if CHAIN.search(text):
         return Address("fsspec", _without_secrets(text), "", text)
     found = SCHEME.match(text)
     if found is None:

@@ -23,7 +23,6 @@ REASONS = (
     ),
     ("TooManyRedirects", "more than ten redirects"),
     ("BareRedirect", "a redirect that leads nowhere: for S3, the bucket is in another region; pass region"),
-    ("MissingEtag", "the server sent no ETag, which object stores have to"),
     ("MissingAccount", "no storage account. Pass account_name in storage_options"),
     ("dns error", "the host name cannot be resolved"),
     ("BadScheme", "http is not allowed here. Pass client_options={'allow_http': True}"),
@@ -36,7 +35,8 @@ REASONS = (
 STATUS = re.compile(r"non-2xx status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w+)</Code>")  # of S3 and Azure, more telling than the status
 RETRIES = re.compile(r", after (\d+) retries, max_retries")
-METADATA = "169.254.169.254"  # asked by obstore where nobody gave credentials; answers on a cloud's machines only
+# obstore asks a cloud's metadata service where nobody gave credentials; it answers on the cloud's own machines only.
+METADATA = re.compile(r"169\.254\.169\.254|performing PUT \S+/latest/api/token")
 SYSTEM = re.compile(r'Os \{\s*code: \d+,\s*kind: \w+,\s*message: "([^"]+)"')
 STATUSES_TO_RETRY = frozenset((408, 429))  # and 500 to 599
 
@@ -99,7 +99,7 @@ def from_obstore(error: BaseException, *, in_body: bool) -> AttemptError:
     status = _status_of(error, text)
     num_requests = 1 + sum(int(number) for number in RETRIES.findall(text)[:1])
     reason, kind = _reason(text, status), _kind(status)
-    if METADATA in text:
+    if METADATA.search(text):
         reason = "there are no credentials. Pass them in storage_options, or skip_signature=True for public data"
         kind = RemotePermissionError
     elif status is None and ("Timeout" in text or "TimedOut" in text):

@@ -130,7 +130,7 @@ class Remote:
         return _whole(body.to_bytes(), result, byte_range)
 
     async def _fetch_by_fsspec(self, address: Address, byte_range: ByteRange | None) -> bytes:
-        filesystem, path = await asyncio.to_thread(filesystem_of, address.path, self.storage_options)
+        filesystem, path = await asyncio.to_thread(self._filesystem_of, address)
         if not filesystem.async_impl:
             return await asyncio.to_thread(_cat, filesystem, path, byte_range)
         start, end = byte_range or (None, None)
@@ -144,8 +144,16 @@ class Remote:
         return _of_range(body, byte_range)
 
     def _read_by_fsspec(self, address: Address, byte_range: ByteRange | None) -> bytes:
-        filesystem, path = filesystem_of(address.path, self.storage_options)
+        filesystem, path = self._filesystem_of(address)
         return _cat(filesystem, path, byte_range)
+
+    def _filesystem_of(self, address: Address) -> tuple[Any, str]:
+        try:
+            return filesystem_of(address.path, self.storage_options)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise from_fsspec(error) from None
 
 
 def _remote_of(settings: dict[str, Any]) -> Remote:

@@ -104,8 +104,8 @@ def _is_plain(address: Address, remote: Remote) -> bool:
     """Whether it is unencrypted HTTP: by the URL, or by the endpoint of an object store, as in a test or a cluster."""
     if address.root.startswith("http"):
         return address.root.startswith("http://")
-    settings = [*remote.storage_options.items(), *(item for item in os.environ.items() if item[0].startswith("AWS_"))]
-    return any("endpoint" in name.lower() and str(value).startswith("http://") for name, value in settings)
+    environment = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT")]
+    return any(str(value).startswith("http://") for value in (*remote.storage_options.values(), *environment))
 
 
 def frozen(value: Any) -> Any:
