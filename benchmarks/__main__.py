@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,12 @@ from benchmarks import table
 from benchmarks.case import NAMES, Case, Goal, load
 from benchmarks.fresh import FreshProcess
 from benchmarks.loaders import Entry
+from benchmarks.machine import NUM_CORES, machine
 from benchmarks.probes import Metrics
 from benchmarks.quiet import wait_for_quiet
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torchstage", "torch", "torchvision", "spdl", "grain", "torchdata", "numpy", "pillow")
 NUM_RUNS, NUM_RUNS_QUICK = 3, 1
-NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 Measured = dict[str, Metrics]  # an entry's key -> its metrics, in one round
 
@@ -59,7 +55,7 @@ def run_case(case: Case, num_runs: int, quick: bool, patience_seconds: float = 0
         "question": case.question,
         "quick": quick,
         "minutes": round((time.perf_counter() - start) / 60, 1),
-        "machine": _machine(),
+        "machine": machine(),
         "labels": {entry.key: entry.label for entry in wanted},
         "skipped": skipped,
         "columns": [{"key": c.key, "heading": c.heading, "digits": c.digits} for c in case.columns],
@@ -108,33 +104,6 @@ def _goal(goal: Goal, rounds: list[Measured]) -> dict[str, Any]:
         except (KeyError, ValueError):  # a loader is missing; `max` of no loaders
             continue
     return {"says": goal.says, "at_least": goal.at_least, "at_most": goal.at_most, "figures": figures}
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cores": NUM_CORES,
-        "processor": _processor(),
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-    }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _parse() -> argparse.Namespace:

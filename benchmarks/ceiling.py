@@ -1,6 +1,7 @@
 """Ceiling: the parts of an image's cost in, the most that any loader made of threads can reach out.
 
-    python -m benchmarks.ceiling [--images 512] [--runs 5] > docs/profiles.md
+    python -m benchmarks.ceiling --measure        # writes benchmarks/results/ceiling.json, in about two minutes
+    python -m benchmarks.ceiling > docs/profiles.md
 
 Three tables. First each step of the image case alone: its cost in one thread, and how much more two threads do that
 share nothing; two that never hold the GIL do twice as much. Then the whole work without a loader (each thread makes
@@ -13,12 +14,14 @@ batches over.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,71 +29,94 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import functional
 
+from benchmarks import profiles
 from benchmarks.cases.cheap_memory import SmallPictures
 from benchmarks.cases.image_folder import BATCH_SIZE, dataset
-from benchmarks.probes import tree_cpu_seconds
+from benchmarks.machine import machine
+from benchmarks.probes import Metrics, machine_busy_seconds, tree_cpu_seconds
+from benchmarks.quiet import wait_for_quiet
 from torchstage import StageLoader
 from torchstage.threads import use_one_core
 
+RESULT = Path(__file__).parent / "results" / "ceiling.json"
 STEP_SECONDS = 1.0
-READING = """## How to read this
-
-- **Image case.** Two threads without any loader are the ceiling: crop, flip, ToTensor and Normalize hold the GIL for a
-  part of their time, so two threads do less than twice the work of one. StageLoader is at that ceiling; what is missing
-  to two processes that throw their batches away is the GIL's. Only transforms that hold it less can change that.
-- **Cheap samples.** The work is the same, and a thread of its own costs it little. What is lost is the hand-over: the
-  consumer wakes, takes the GIL and asks for more, some ten microseconds a batch, and each time the working thread waits
-  for the GIL. Where the training step does anything at all, the two overlap and the loss is gone
-  (`benchmarks/results/cheap_memory.json`). For datasets like that `num_workers=0` is the better choice.
-- **First batch.** The first two samples are made by one thread alone, to see what the dataset opens and changes. With N
-  threads and a batch of B samples, the first batch of the first epoch takes at least (2 + (B - 2) / N) samples' time,
-  rounded up, instead of B / N. Later epochs do not pay it, nor does `isolation="shared"`.
-"""
-Rate = tuple[float, float]  # images a second, CPU milliseconds an image
+NUM_CHEAP = 12_800
+CHEAP_BATCH_SIZES = (64, 256)
+Round = dict[str, dict[str, Any]]  # a part's name -> a row's name -> its metrics
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ceiling", description=__doc__.partition("\n")[0])
+    parser.add_argument("--measure", action="store_true", help="measure, and draw nothing")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for others to be quiet")
     options = parser.parse_args()
-    images = dataset(options.images)
-    print("# Profiles: where the time goes\n")
-    print(f"Drawn by `python -m benchmarks.ceiling --images {options.images} --runs {options.runs}` on")
-    print(f"{len(os.sched_getaffinity(0))} cores; see `benchmarks/ceiling.py` for what each row is.\n")
-    print("## The image case\n")
-    print(_table(("step", "ms an image, one thread", "two threads do"), _steps(images)))
-    print()
-    head = ("who does the work", "images/s", "against the first", "CPU ms an image")
-    print(_table(head, _wholes(images, options.runs)))
-    print("\n## Cheap samples in memory\n")
-    print(_table(("who does the work", "batches of 64", "batches of 256"), _cheap(2 * options.runs)))
-    print("\n" + READING)
+    if options.measure:
+        result = measure(options.rounds, options.images, options.patience)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    else:
+        print(profiles.page(json.loads(RESULT.read_text())), end="")
 
 
-def _steps(images: Any) -> list[tuple[str, ...]]:
-    """Each step of an image on inputs that are ready: its milliseconds, and what two threads do of it."""
+def measure(num_rounds: int, num_images: int, patience_seconds: float) -> dict[str, Any]:
+    """Everything that the page needs: ``rounds[r][part][row][metric]``. (`benchmarks.profiles` draws it.)"""
+    images = dataset(num_images)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "steps": partial(_steps, images),
+        "wholes": partial(_wholes, images),
+        "cheap": _cheap,
+    }
+    start = time.perf_counter()
+    rounds: list[Round] = [
+        {name: _watched(p, patience_seconds) for name, p in parts.items()} for _ in range(num_rounds)
+    ]
+    return {
+        "case": "ceiling",
+        "quick": False,
+        "minutes": round((time.perf_counter() - start) / 60, 1),
+        "machine": machine(),
+        "num_images": num_images,
+        "batch_size": BATCH_SIZE,
+        "rounds": rounds,
+    }
+
+
+def _watched(part: Callable[[], dict[str, Any]], patience_seconds: float) -> dict[str, Any]:
+    """What a part measures, and how many cores other programs kept busy meanwhile."""
+    wait_for_quiet(patience_seconds)
+    busy_before, cpu_before, start = machine_busy_seconds(), tree_cpu_seconds(), time.perf_counter()
+    measured = part()
+    seconds = time.perf_counter() - start
+    others = machine_busy_seconds() - busy_before - (tree_cpu_seconds() - cpu_before)
+    return {**measured, "cores_used_by_others": max(0.0, others / seconds)}
+
+
+def _steps(images: Any) -> dict[str, Metrics]:
+    """Each step of an image on inputs that are ready: calls a second in one thread and in two."""
     path = images.samples[0][0]
     picture = Image.open(path).convert("RGB")
     crop = picture.crop((60, 40, 360, 300)).resize((224, 224), Image.Resampling.BILINEAR)
     tensor = functional.to_tensor(crop)
     out = torch.empty(BATCH_SIZE, *tensor.shape)
+    collate = f"collate, a {BATCH_SIZE}th"
     steps: dict[str, Callable[[], Any]] = {
         "open, read, decode (Pillow)": lambda: Image.open(path).convert("RGB"),
         "RandomResizedCrop": lambda: images.transform.transforms[0](picture),
         "RandomHorizontalFlip": lambda: images.transform.transforms[1](crop),
         "ToTensor": lambda: images.transform.transforms[2](crop),
         "Normalize": lambda: images.transform.transforms[3](tensor),
-        f"collate, a {BATCH_SIZE}th": lambda: torch.stack([tensor] * BATCH_SIZE, out=out),
+        collate: lambda: torch.stack([tensor] * BATCH_SIZE, out=out),
         "all of the sample": lambda: images[0],
     }
-    rows: list[tuple[str, ...]] = []
-    for name, step in steps.items():
-        share = BATCH_SIZE if name.startswith("collate") else 1
-        one = _calls_a_second(step, 1)
-        two = _calls_a_second(step, 2)
-        rows.append((name, f"{1e3 / one / share:.2f}", f"{two / one:.2f} x"))
-    return rows
+    return {
+        name: {
+            "images_per_call": BATCH_SIZE if name == collate else 1,
+            "calls_per_second_1": _calls_a_second(step, 1),
+            "calls_per_second_2": _calls_a_second(step, 2),
+        }
+        for name, step in steps.items()
+    }
 
 
 def _calls_a_second(step: Callable[[], Any], num_threads: int) -> float:
@@ -111,7 +137,7 @@ def _calls_a_second(step: Callable[[], Any], num_threads: int) -> float:
     return sum(counts) / STEP_SECONDS
 
 
-def _wholes(images: Any, num_runs: int) -> list[tuple[str, ...]]:
+def _wholes(images: Any, num_turns: int = 3) -> dict[str, Metrics]:
     """The whole case by each of them, in turns: medians."""
     ways: dict[str, Callable[[], None]] = {
         "DataLoader, 2 workers": lambda: _drain(DataLoader(images, BATCH_SIZE, shuffle=True, num_workers=2)),
@@ -120,20 +146,14 @@ def _wholes(images: Any, num_runs: int) -> list[tuple[str, ...]]:
         "bare: 2 threads, no loader": lambda: _bare_threads(images, 2),
         "bare: 2 processes, batches thrown away": lambda: _bare_processes(images, 2),
     }
-    rates: dict[str, list[Rate]] = {name: [] for name in ways}
-    for _ in range(num_runs):
-        for name, way in ways.items():
-            rates[name].append(_rate(way, len(images)))
-    medians = {name: tuple(statistics.median(part) for part in zip(*each, strict=True)) for name, each in rates.items()}
-    first = next(iter(medians.values()))[0]
-    return [(name, f"{rate:.0f}", f"{rate / first:.2f} x", f"{cpu:.2f}") for name, (rate, cpu) in medians.items()]
+    return _medians(ways, lambda way: _rate(way, len(images)), num_turns)
 
 
-def _cheap(num_runs: int) -> list[tuple[str, ...]]:
-    """Speed against DataLoader without workers, for tensors of 3 x 32 x 32 that are only indexed and stacked."""
-    dataset = SmallPictures(12_800)
-    columns: list[dict[str, float]] = []
-    for batch_size in (64, 256):
+def _cheap(num_turns: int = 10) -> dict[str, Metrics]:
+    """Seconds an epoch of tensors of 3 x 32 x 32 takes that are only indexed and stacked, by batch size."""
+    dataset = SmallPictures(NUM_CHEAP)
+    seconds: dict[str, Metrics] = {}
+    for batch_size in CHEAP_BATCH_SIZES:
         kept = StageLoader(dataset, batch_size, shuffle=True, num_workers=1, persistent_workers=True)
         inline = DataLoader(dataset, batch_size, shuffle=True)
         ways: dict[str, Callable[[], None]] = {
@@ -143,16 +163,27 @@ def _cheap(num_runs: int) -> list[tuple[str, ...]]:
             "StageLoader, 1 thread": partial(_drain, kept),
         }
         _drain(kept)
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(num_runs):
-            for name, way in ways.items():
-                start = time.perf_counter()
-                way()
-                seconds[name].append(time.perf_counter() - start)
+        key = f"seconds_{batch_size}"
+        for name, metrics in _medians(ways, lambda way: {key: _seconds(way)}, num_turns).items():  # noqa: B023
+            seconds.setdefault(name, {}).update(metrics)
         kept.close()
-        medians = {name: statistics.median(each) for name, each in seconds.items()}
-        columns.append({name: medians["DataLoader, 0 workers"] / median for name, median in medians.items()})
-    return [(name, *(f"{column[name]:.2f} x" for column in columns)) for name in columns[0]]
+    return seconds
+
+
+def _medians(
+    ways: dict[str, Callable[[], None]], measure: Callable[[Callable[[], None]], Metrics], num_turns: int
+) -> dict[str, Metrics]:
+    """Each way's metrics, measured in turns."""
+    turns = [{name: measure(way) for name, way in ways.items()} for _ in range(num_turns)]
+    return {
+        name: {key: statistics.median(turn[name][key] for turn in turns) for key in turns[0][name]} for name in ways
+    }
+
+
+def _seconds(way: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    way()
+    return time.perf_counter() - start
 
 
 def _run_in_a_thread(loader: Any) -> None:
@@ -168,10 +199,11 @@ def _run_on_one_core(loader: Any) -> None:
         torch.set_num_threads(num_threads)
 
 
-def _rate(way: Callable[[], None], num_images: int) -> Rate:
+def _rate(way: Callable[[], None], num_images: int) -> Metrics:
     cpu, start = tree_cpu_seconds(), time.perf_counter()
     way()
-    return num_images / (time.perf_counter() - start), 1e3 * (tree_cpu_seconds() - cpu) / num_images
+    seconds, cpu_seconds = time.perf_counter() - start, tree_cpu_seconds() - cpu
+    return {"images_per_second": num_images / seconds, "cpu_ms_per_image": 1e3 * cpu_seconds / num_images}
 
 
 def _drain(loader: Any) -> None:
@@ -208,11 +240,6 @@ def _run(threads: list[threading.Thread]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 if __name__ == "__main__":

@@ -28,11 +28,13 @@ the rounds (lowest to highest); ratios are taken within a round.
 
 
 def main() -> None:
-    print(HEAD)
-    for name in NAMES:
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            print(of_case(json.loads(path.read_text())))
+    print(page(), end="")
+
+
+def page() -> str:
+    """docs/benchmarks.md, of all the results that are there."""
+    paths = [path for name in NAMES if (path := RESULTS / f"{name}.json").exists()]
+    return "\n".join([HEAD, *(of_case(json.loads(path.read_text())) for path in paths)])
 
 
 def of_case(result: dict[str, Any]) -> str:
@@ -40,7 +42,7 @@ def of_case(result: dict[str, Any]) -> str:
     parts = [f"## {result['title']}", result["question"], _loaders(result)]
     if result["goals"]:
         parts.append(_goals(result["goals"]))
-    parts.append(_where(result))
+    parts.append(where(result))
     return "\n\n".join(parts) + "\n"
 
 
@@ -54,11 +56,11 @@ def _loaders(result: dict[str, Any]) -> str:
         if key in result["skipped"]:
             lines.append([label, f"skipped: {result['skipped'][key]}"] + [""] * (len(headings) - 2))
             continue
-        cells = [_cell(_figures(result, key, column["key"]), column["digits"]) for column in columns]
+        cells = [cell(_figures(result, key, column["key"]), column["digits"]) for column in columns]
         if against:
-            cells.insert(1, _cell(_ratios(result, key), digits=2))
+            cells.insert(1, cell(_ratios(result, key), digits=2))
         lines.append([label, *cells])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _figures(result: dict[str, Any], key: str, metric: str) -> list[float]:
@@ -86,11 +88,11 @@ def _goals(goals: Sequence[dict[str, Any]]) -> str:
             continue
         middle = median(figures)
         reached = middle >= low if low is not None else middle <= high
-        lines.append([goal["says"], wanted, _cell(figures, digits=2), "yes" if reached else "**no**"])
-    return _markdown(lines)
+        lines.append([goal["says"], wanted, cell(figures, digits=2), "yes" if reached else "**no**"])
+    return markdown(lines)
 
 
-def _where(result: dict[str, Any]) -> str:
+def where(result: dict[str, Any]) -> str:
     """The machine, the versions and how busy others kept it: what a reader needs to judge the numbers."""
     machine = result["machine"]
     every_run = [metrics for measured in result["rounds"] for metrics in measured.values()]
@@ -98,14 +100,15 @@ def _where(result: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     rounds = f"{len(result['rounds'])} rounds" if len(result["rounds"]) > 1 else "1 round"
     quick = " of `--quick`" if result["quick"] else ""
-    busy = f" Other programs kept {_cell(others, digits=2)} cores busy." if others else ""
+    busy = f" Other programs kept {cell(others, digits=2)} cores busy." if others else ""
     return (
         f"{rounds}{quick} on {machine['date']}, {result['minutes']} minutes: {machine['processor']}, "
         f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, {packages}.{busy}"
     )
 
 
-def _cell(figures: Sequence[float], digits: int) -> str:
+def cell(figures: Sequence[float], digits: int) -> str:
+    """The median, with the lowest and the highest of several."""
     if not figures:
         return "not measured"
     middle = f"{median(figures):,.{digits}f}"
@@ -114,7 +117,8 @@ def _cell(figures: Sequence[float], digits: int) -> str:
     return f"{middle} ({min(figures):,.{digits}f} to {max(figures):,.{digits}f})"
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table; the first line is its heading."""
     rows = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([rows[0], "|" + "---|" * len(lines[0]), *rows[1:]])
 
