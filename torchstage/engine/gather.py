@@ -62,6 +62,11 @@ class InFlight:
         """How many of them are this lane's."""
         return sum(batch.chain.lane == lane for batch in self._batches)
 
+    def __del__(self) -> None:
+        """The run is gone: what it had in flight goes with it, at once, and not when garbage is collected."""
+        for batch in self._batches:
+            batch.let_go()
+
     def add(self, batch: Batch) -> None:
         self._batches.append(batch)
 

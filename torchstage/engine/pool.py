@@ -114,6 +114,8 @@ class Pool:
     def call(self, part: Part, num_samples: int) -> None:
         """Have a thread come to samples that were begun elsewhere, as many as there may be use for; or finish a batch.
         From any thread; never blocks."""
+        if self.is_closed:  # nobody comes, and what is put down here would keep the pool
+            return
         for _ in range(max(1, min(num_samples, self.num_threads))):
             self.channels[0].put_urgent(part)
 

@@ -112,6 +112,9 @@ class Worker:
                 break
         if part is None or self.parking.is_open:
             self._wake_consumer()
+            while part is not None:  # what lies before the end is not left there: it leads to the pool, and back here
+                part = channel.get()
+            channel.urgent.clear()
             return False
         self._serve(part)
         return True
