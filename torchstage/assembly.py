@@ -5,6 +5,7 @@ Guarantees: a sample meets the same functions with the same draws whether its st
 at its own place.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,8 +77,10 @@ class Assembly:
             return tuple(Segment((leg,), place) for leg, place in zip(legs, places, strict=True))
         if self.wrap is plain:
             return (Segment(tuple(legs)),)
-        whole = self.wrap(_one_after_another(legs))  # nobody else may come in between two stages
-        return (Segment((Leg(((stations[0].label, whole),), legs[0].begin),)),)
+        together = _OneAfterAnother(legs)
+        whole = self.wrap(together)  # nobody else may come in between two stages
+        begin = None if len(legs) == 1 and legs[0].begin is None else together.begin
+        return (Segment((Leg(((stations[0].label, whole),), begin),)),)
 
     def _leg(self, pick: Pick, group: list[int], *, begins: bool) -> Leg:
         stations = [pick(self.line)[number] for number in group]
@@ -105,16 +108,21 @@ class Assembly:
         if begins:
             return self._waited_for(self._first_step(function, station.is_async, "sample"), station.is_async)
         if station.is_async:
-            drawn = function if self.seeds is None else drawing(function, station.draws or f"dataset stage {number}")
+            draws = station.draws or f"dataset stage {number}"
+            drawn = function if self.seeds is None else drawing(function, draws, self._private)
             return self._waited_for(drawn, True)
         if self.seeds is None or station.draws is None:
             return function
-        return _restarted(function, station.draws, self.private if self.looks else _nobodys)
+        return _restarted(function, station.draws, self._private)
+
+    @property
+    def _private(self) -> Callable[[], Private | None]:
+        return self.private if self.looks else _nobodys
 
     def _first_step(self, function: Function, is_async: bool, kind: str) -> Function:
         """The stage that is given the index itself."""
         if is_async:
-            return _unplaced(function if self.seeds is None else drawing(function, kind))
+            return _unplaced(function if self.seeds is None else drawing(function, kind, self._private))
         if self.looks:
             return _taken(function, self.private, self.seeds, kind)
         return function if self.seeds is None else _drawn(function, self.seeds, kind)
@@ -227,15 +235,24 @@ def _unplaced(take: Function) -> Function:
     return taken
 
 
-def _one_after_another(legs: Sequence[Leg]) -> Function:
+class _OneAfterAnother(threading.local):
     """All stages as one function. Its errors say which stage they come from."""
 
-    def made(item: Any) -> Any:
-        value, stage = item, ""
+    item: Any = None
+
+    def __init__(self, legs: Sequence[Leg]) -> None:
+        self._legs = legs
+
+    def begin(self, item: Any) -> None:
+        """This sample comes: not always what the first stage is given says which it is."""
+        self.item = item
+
+    def __call__(self, value: Any) -> Any:
+        stage = ""
         try:
-            for leg in legs:
+            for leg in self._legs:
                 if leg.begin is not None:
-                    leg.begin(item)
+                    leg.begin(self.item)
                 for stage, step in leg.steps:  # noqa: B007  # named after an error
                     value = step(value)
         except BaseException as error:
@@ -243,5 +260,3 @@ def _one_after_another(legs: Sequence[Leg]) -> Function:
                 setattr(error, STAGE, stage)
             raise
         return value
-
-    return made

@@ -6,13 +6,14 @@ goes on, and left whenever it waits.
 Guarantees: a draw belongs to its sample, however the coroutines take turns.
 """
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from torchstage import loops, rng
+from torchstage.copies import Private
 from torchstage.order import Placed
-from torchstage.seeds import Seeds
+from torchstage.seeds import AnyGenerator, Seeds, set_state, state_of
 
 Draws = tuple[Seeds, Any, int]  # of which epoch, dataset index and salt
 
@@ -31,13 +32,16 @@ def remember(seeds: Seeds | None) -> Callable[[Any], None]:
     return begin
 
 
-def drawing(function: Callable[[Any], Awaitable[Any]], draws: str) -> Callable[[Any], Awaitable[Any]]:
-    """``function``, whose coroutine draws for the sample that was told last."""
+def drawing(
+    function: Callable[[Any], Awaitable[Any]], draws: str, private: Callable[[], Private | None]
+) -> Callable[[Any], Awaitable[Any]]:
+    """``function``, whose coroutine draws for the sample that was told last; also from the generators that the calling
+    thread's own copy of it keeps."""
 
     def begun(value: Any) -> Awaitable[Any]:
-        sample = coming.get()
+        sample, own = coming.get(), private()
         made = function(value)
-        return made if sample is None else _Drawing(made, sample, draws)
+        return made if sample is None else _Drawing(made, sample, draws, () if own is None else own.held)
 
     return begun
 
@@ -45,8 +49,11 @@ def drawing(function: Callable[[Any], Awaitable[Any]], draws: str) -> Callable[[
 class _Drawing:
     """An awaitable that goes on inside a scope."""
 
-    def __init__(self, made: Awaitable[Any], sample: Draws, draws: str) -> None:
+    def __init__(
+        self, made: Awaitable[Any], sample: Draws, draws: str, held: Sequence[tuple[AnyGenerator, bytes]]
+    ) -> None:
         self._made = made
+        self._held = held
         self._sample = sample
         self._draws = draws
 
@@ -56,16 +63,21 @@ class _Drawing:
         except IndexError:
             scope = rng.Scope()
         seeds, index, salt = self._sample
-        scope.begin(seeds, self._draws, index, salt)
+        scope.begin(seeds, self._draws, index, salt, self._held)
+        kept = [generator for generator, _ in self._held]  # many coroutines draw from these in turn
+        states: list[Any] = []
         steps: Any = self._made.__await__()
         go_on, argument = steps.send, None
         try:
             while True:
+                for generator, state in zip(kept, states, strict=False):
+                    set_state(generator, state)
                 with rng.drawing_from(scope):
                     try:
                         waits_for = go_on(argument)
                     except StopIteration as end:
                         return end.value
+                states = [state_of(generator) for generator in kept]
                 try:
                     go_on, argument = steps.send, (yield waits_for)
                 except BaseException as error:  # cancelled, or what it waited for failed: the coroutine's own business

@@ -73,7 +73,7 @@ def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
 def _submit(executor: Executor, steps: Sequence[tuple[str, Remote]], value: Any, index: Any, salt: int) -> Future[Any]:
     seeds = steps[0][1].seeds
     plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
-    sample = None if seeds is None else (seeds, index if is_stable(index) else None, salt)
+    sample = None if seeds is None else (seeds, index if is_stable(index) else ..., salt)  # "...": its salt says all
     return executor.submit(run, plain, sample, _index_of(value))
 
 

@@ -100,15 +100,30 @@ def _state_like(bits: Any, number: int) -> Any:
 
 def digest_of(generator: AnyGenerator) -> bytes:
     """32 bytes that stand for the state that a generator is in."""
+    state = state_of(generator)
+    flat = _flat(state.numpy() if isinstance(generator, TorchGenerator) else state)
+    return hashlib.blake2b(flat, digest_size=DIGEST_BYTES).digest()
+
+
+def state_of(generator: AnyGenerator) -> Any:
+    """The state that a generator is in, to be given to ``set_state``."""
     if isinstance(generator, TorchGenerator):
-        state: Any = generator.get_state().numpy()
-    elif isinstance(generator, Random):
-        state = generator.getstate()
+        return generator.get_state()
+    if isinstance(generator, Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def set_state(generator: AnyGenerator, state: Any) -> None:
+    """Put a generator into a state that it was in."""
+    if isinstance(generator, Random):
+        generator.setstate(state)
     elif isinstance(generator, np.random.Generator):
-        state = generator.bit_generator.state
+        generator.bit_generator.state = state
     else:
-        state = generator.get_state(legacy=False)
-    return hashlib.blake2b(_flat(state), digest_size=DIGEST_BYTES).digest()
+        generator.set_state(state)
 
 
 def _flat(state: Any) -> bytes:
