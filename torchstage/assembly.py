@@ -7,7 +7,6 @@ at its own place.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +15,8 @@ from torchstage import rng
 from torchstage.copies import Private
 from torchstage.coroutines import drawing, remember
 from torchstage.elsewhere import Remote, here, waiting_for
-from torchstage.engine.executors import STAGE
 from torchstage.engine.ticket import Leg, Segment, Step
+from torchstage.errors import say_stage
 from torchstage.first import NUM_LOOKED_AT, FirstSamples
 from torchstage.line import Line, Station, segments_of
 from torchstage.order import Placed
@@ -256,7 +255,6 @@ class _OneAfterAnother(threading.local):
                 for stage, step in leg.steps:  # noqa: B007  # named after an error
                     value = step(value)
         except BaseException as error:
-            with suppress(Exception):  # some classes allow no attributes
-                setattr(error, STAGE, stage)
+            say_stage(error, stage)
             raise
         return value

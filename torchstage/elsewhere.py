@@ -4,15 +4,16 @@ Guarantees: only the stages' functions, the value and plain numbers travel; an e
 stage.
 """
 
+import os
+import platform
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from torchstage import coroutines, rng
-from torchstage.engine.executors import STAGE
 from torchstage.engine.ticket import Part
+from torchstage.errors import can_travel, in_words, say_stage
 from torchstage.order import Placed
 from torchstage.seeds import Seeds, is_stable
 
@@ -74,15 +75,26 @@ def _submit(executor: Executor, steps: Sequence[tuple[str, Remote]], value: Any,
     seeds = steps[0][1].seeds
     plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
     sample = None if seeds is None else (seeds, index if is_stable(index) else ..., salt)  # "...": its salt says all
-    return executor.submit(run, plain, sample, _index_of(value))
+    return executor.submit(run, plain, sample, _index_of(value), this_process())
 
 
-def run(steps: Steps, sample: coroutines.Draws | None, value: Any) -> Any:
+def this_process() -> tuple[str, int]:
+    """What no other process has."""
+    return platform.node(), os.getpid()
+
+
+def run(steps: Steps, sample: coroutines.Draws | None, value: Any, sender: tuple[str, int]) -> Any:
     """Where the executor runs it: in a thread, in another process, on another machine."""
-    if sample is None:
-        return _run(steps, value, None)
-    with rng.drawing_from(rng.Scope()) as scope:
-        return _run(steps, value, (scope, sample))
+    try:
+        if sample is None:
+            return _run(steps, value, None)
+        with rng.drawing_from(rng.Scope()) as scope:
+            return _run(steps, value, (scope, sample))
+    except BaseException as error:
+        if this_process() == sender or can_travel(error):
+            raise
+        words = in_words(error)  # else the executor would break: it meets the error when it unpacks it
+    raise words
 
 
 def _run(steps: Steps, value: Any, drawn: tuple[rng.Scope, coroutines.Draws] | None) -> Any:
@@ -93,7 +105,6 @@ def _run(steps: Steps, value: Any, drawn: tuple[rng.Scope, coroutines.Draws] | N
         try:
             value = function(value)
         except BaseException as error:
-            with suppress(Exception):  # some classes allow no attributes
-                setattr(error, STAGE, stage)
+            say_stage(error, stage)
             raise
     return value

@@ -12,8 +12,7 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -241,15 +240,24 @@ def leave_thread() -> None:
     torch_draws.divert(False)
 
 
-@contextmanager
-def drawing_from(scope: Scope) -> Generator[Scope]:
-    """Draw from this scope inside the block, afterwards from what was drawn from before."""
-    before = _this_thread.scope
-    enter_thread(scope)
-    try:
-        yield scope
-    finally:
-        _this_thread.scope = before
+class drawing_from:  # noqa: N801  # not contextlib's: that one sets attributes of errors, which some classes forbid
+    """``with drawing_from(scope):`` draws from this scope inside the block, afterwards from what was drawn from before.
+
+    Each use is an object of its own.
+    """
+
+    __slots__ = ("_before", "_scope")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> Scope:
+        self._before = _this_thread.scope
+        enter_thread(self._scope)
+        return self._scope
+
+    def __exit__(self, *error: object) -> None:
+        _this_thread.scope = before = self._before
         torch_draws.divert(before is not None)
 
 

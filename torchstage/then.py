@@ -4,12 +4,11 @@ Guarantees: an error is the stage's own and says its name; the function can be p
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torchstage.coroutines import RunHere
-from torchstage.engine.executors import STAGE
+from torchstage.errors import say_stage
 from torchstage.stage import Stage, named
 
 
@@ -39,8 +38,7 @@ class Then:
             for stage, one in zip(named(self.stages), self.stages, strict=True):  # noqa: B007  # named after an error
                 value = self.run_coroutine(one.fn(value)) if one.is_async else one.fn(value)
         except BaseException as error:
-            with suppress(Exception):  # some classes allow no attributes
-                setattr(error, STAGE, stage)
+            say_stage(error, stage)
             raise
         return value
 
