@@ -1,4 +1,4 @@
-"""Placements: wherever stages run, the batches are those of DataLoader over the dataset whose item is h(g(f(ds[i])))."""
+"""Placements: wherever stages run, the batches are DataLoader's over the dataset whose item is h(g(f(ds[i])))."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
