@@ -35,9 +35,9 @@ FLOOR_1 = {
     "plan": {
         *("assembly", "budget", "buffers", "collate", "copies", "first", "line", "order", "rng", "seeds", "sites"),
     },
-    "assembly": {"copies", "coroutines", "elsewhere", "first", "line", "order", "rng", "seeds", "sites"},
+    "assembly": {"copies", "coroutines", "elsewhere", "first", "line", "order", "rng", "seeds", "sites", "errors"},
     "sites": {"copies", "elsewhere", "line", "threads"},
-    "elsewhere": {"coroutines", "order", "rng", "seeds"},
+    "elsewhere": {"coroutines", "order", "rng", "seeds", "errors"},
     "first": set(),
     "reading": {"collate", "copies", "plan", "rng", "threads"},
     "collate": {"buffers", "errors"},
@@ -51,8 +51,8 @@ FLOOR_1 = {
     # Stages.
     "trace": {"coroutines", "errors", "line", "rng", "seeds", "stage"},
     "line": {"copies", "split", "stage"},
-    "then": {"coroutines", "stage"},
-    "coroutines": {"loops", "order", "rng", "seeds"},
+    "then": {"coroutines", "stage", "errors"},
+    "coroutines": {"loops", "order", "rng", "seeds", "copies"},
     "staged": {"looking", "loops", "split", "stage"},
     "split": {"folders", "looking", "stage", "tensor_batches"},
     "folders": {"looking", "stage"},
@@ -79,9 +79,30 @@ FLOOR_1 = {
     # The way to the device.
     "ahead": {"transfer"},
     "transfer": {"errors", "moving", "nested", "streams"},
-    "moving": set(),
+    "moving": {"nested"},
     "nested": set(),
     "streams": set(),
+    # For stages to use; they know of no loader.
+    "decode.image": {"decode.fault", "decode.image_pixels"},
+    "decode.image_pixels": {"decode.fault"},
+    "decode.video": {
+        *("decode.fault", "decode.video_choice", "decode.video_open", "decode.video_pyav", "decode.video_torchcodec"),
+    },
+    "decode.video_choice": {"decode.fault"},
+    "decode.video_open": {"decode.fault"},
+    "decode.video_packets": {"decode.fault", "decode.video_choice", "decode.video_open"},
+    "decode.video_pixels": set(),
+    "decode.video_pyav": {
+        *("decode.fault", "decode.video_choice", "decode.video_open", "decode.video_packets", "decode.video_pixels"),
+    },
+    "decode.video_torchcodec": {
+        *("decode.fault", "decode.video_choice", "decode.video_open", "decode.video_pixels"),
+    },
+    "decode.fault": set(),
+    "remote.fetching": {"remote.address", "remote.errors", "remote.stores"},
+    "remote.stores": {"remote.address"},
+    "remote.address": set(),
+    "remote.errors": set(),
 }
 FLOOR_2 = {
     "loader": {"iterators", "inline", "lanes", "inline_lane"},
@@ -94,6 +115,8 @@ FLOOR_2 = {
 ROOFS = {
     "": {"loader", "rng", "safety", "split", "stage", "staged"},
     "engine": set(),
+    "decode": {"decode.fault", "decode.image", "decode.video"},
+    "remote": {"remote.errors", "remote.fetching", "remote.stores"},
 }  # the packages' own __init__: what they show, and nothing else
 
 LIBRARIES = {"torch", "numpy"}  # that floors 1 and 2 may import beside the standard library
@@ -175,7 +198,8 @@ def imports_at_once_of(source: str) -> set[str]:
 def violations(module: str, source: str) -> list[str]:
     """A line for each import that goes up or sideways, or out to a library that does not belong there."""
     ours, others = imports_of(source, module)
-    floor_2_types = type_checking_imports_of(source) & set(FLOOR_2) if module in FLOOR_2 else set()
+    neighbours = {name for name in FLOOR_1 if "." in name and name.partition(".")[0] == module.partition(".")[0]}
+    floor_2_types = type_checking_imports_of(source) & (set(FLOOR_2) if module in FLOOR_2 else neighbours)
     libraries = set() if module in ENGINE or module in ROOFS else LIBRARIES
     late = set() if not libraries else EXTRAS - imports_at_once_of(source)
     return [

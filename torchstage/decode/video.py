@@ -53,7 +53,8 @@ def decode_video(
     The frame for a time t is the last one with ``pts <= t``.
 
     `size`: None keeps the stored size; an int is the shorter side of the result (the longer one keeps the aspect
-    ratio, rounded down); (height, width) is exact. Scaling is swscale's bilinear filter, which averages where it shrinks.
+    ratio, rounded down); (height, width) is exact. Scaling is swscale's bilinear filter, which averages where it
+    shrinks.
 
     `missing` says what becomes of a time before the first frame or at or after `end`, and of `num_frames` beyond the
     frames that there are: "raise" a DecodeError; "repeat" the nearest frame (its pts tells); "drop", so that T is
