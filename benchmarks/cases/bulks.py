@@ -19,7 +19,7 @@ from benchmarks.cases import clips
 from benchmarks.cases.clips import BULK
 from benchmarks.loaders import Entry
 from benchmarks.probes import CAN_SEE_MEMORY, Metrics, PssWatch, close, tree_cpu_seconds, tree_pss_mib
-from torchstage.staged import StagedDataset
+from torchstage import StagedDataset
 
 NUM_FETCHERS = 4  # as in SPDL's guide
 NUM_BUFFERED_BATCHES = 4  # as there

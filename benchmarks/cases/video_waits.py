@@ -33,9 +33,9 @@ CASE = Case(
     name="video_waits",
     title="Video clips, their times slept by 16 workers",
     question=(
-        f"The CPU times of reading and decoding the clips of the case above, one by one, replayed as sleeps: {NUM_CLIPS} "
-        f"clips in bulks of 4, {NUM_WORKERS} workers, batch {BATCH_SIZE}, one epoch to warm up and three that are timed. "
-        "Efficiency: the decoding times added up and divided by the workers / the time taken."
+        "The CPU times of reading and decoding the clips of the case above, one by one, replayed as sleeps: "
+        f"{NUM_CLIPS} clips in bulks of 4, {NUM_WORKERS} workers, batch {BATCH_SIZE}, one epoch to warm up and three "
+        "that are timed. Efficiency: the decoding times added up and divided by the workers / the time taken."
     ),
     entries=ENTRIES,
     run=run,
