@@ -1,0 +1,193 @@
+"""Latency fetch: files behind 20 ms of latency in, batches out: how close to what the latency allows, and at what cost.
+
+What it allows is requests in flight over the time of one request, as a bare client measures it just before. All loaders
+fetch by the same client (`torchstage.remote`, connections kept), so that they are compared and not their clients. The
+server is nginx on the same cores; its CPU time is not counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from benchmarks.case import Case, Column, Goal, Round
+from benchmarks.cases.nginx import Nginx
+from benchmarks.loaders import NUM_BUFFERED_BATCHES, Entry, dataloader, stage_loader
+from benchmarks.probes import Metrics, close, tree_cpu_seconds
+from torchstage import StagedDataset, remote
+
+LATENCY_SECONDS = 0.020
+NUM_BYTES = 20_000  # a small photograph
+NUM_IN_FLIGHT = 64  # StageLoader's own default for `async def` stages
+NUM_FILES, NUM_FILES_QUICK = 3200, 1280
+NUM_EPOCHS = 2  # after one that is not timed
+BATCH_SIZE = 32
+
+
+class Urls(StagedDataset[Any]):
+    """As a user writes it: the wait in `fetch`, the work in `decode`."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    async def fetch(self, index: int) -> bytes:
+        return await remote.fetch_bytes(self.urls[index])
+
+    def decode(self, data: bytes) -> int:
+        return decode(data)
+
+
+class BlockingUrls(Dataset[int]):
+    """For worker processes, which wait for one request at a time."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __getitem__(self, index: int) -> int:
+        return decode(remote.read_bytes(self.urls[index]))
+
+
+def decode(data: bytes) -> int:
+    """The number of the file, so that a wrong, a missing and a misplaced sample are seen. No work: this case is about
+    waiting."""
+    assert len(data) == NUM_BYTES
+    return int.from_bytes(data[:8], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class SpdlEpochs:
+    """SPDL's coroutines on its own event loop, then its threads."""
+
+    urls: list[str]
+    batch_size: int
+    num_threads: int
+    output_order: str
+
+    def __iter__(self) -> Iterator[Any]:
+        from spdl.pipeline import PipelineBuilder
+
+        pipeline = (
+            PipelineBuilder()
+            .add_source(self.urls)
+            .pipe(remote.fetch_bytes, concurrency=NUM_IN_FLIGHT, output_order=self.output_order)
+            .pipe(decode, concurrency=self.num_threads, output_order=self.output_order)
+            .aggregate(self.batch_size)
+            .pipe(torch.tensor)
+            .add_sink(NUM_BUFFERED_BATCHES)
+            .build(num_threads=self.num_threads)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline.get_iterator()
+
+
+def processes(urls: list[str], batch_size: int, num_workers: int) -> Iterable[Any]:
+    return dataloader(num_workers).build(BlockingUrls(urls), batch_size)
+
+
+def spdl(urls: list[str], batch_size: int, num_workers: int, *, output_order: str) -> Iterable[Any]:
+    return SpdlEpochs(urls, batch_size, num_workers, output_order)
+
+
+def ours(urls: list[str], batch_size: int, num_workers: int) -> Iterable[Any]:
+    return stage_loader(Urls(urls), batch_size, num_workers)
+
+
+def run(entry: Entry, quick: bool) -> Metrics:
+    num_files = NUM_FILES_QUICK if quick else NUM_FILES
+    with Nginx(num_files, NUM_BYTES, LATENCY_SECONDS) as server:
+        latency_seconds = server.latency_seconds()
+        loader = entry.build(server.urls, BATCH_SIZE)
+        read(loader, num_files, entry)  # threads, processes and connections begin here
+        gc.collect()
+        cpu_before, server_before, start = tree_cpu_seconds(), server.cpu_seconds(), time.perf_counter()
+        for _ in range(NUM_EPOCHS):
+            read(loader, num_files, entry)
+        seconds = time.perf_counter() - start
+        server_cpu_seconds = server.cpu_seconds() - server_before
+        cpu_seconds = tree_cpu_seconds() - cpu_before - server_cpu_seconds
+        close(loader)
+    num_samples = NUM_EPOCHS * num_files
+    return {
+        "samples_per_second": num_samples / seconds,
+        "share_of_the_allowed": num_samples / seconds * latency_seconds / NUM_IN_FLIGHT,
+        "cpu_cores": cpu_seconds / seconds,
+        "cpu_ms_per_sample": 1e3 * cpu_seconds / num_samples,
+        "latency_ms": 1e3 * latency_seconds,
+        "server_cpu_cores": server_cpu_seconds / seconds,
+    }
+
+
+def read(loader: Iterable[Any], num_files: int, entry: Entry) -> None:
+    """One epoch; what came is checked, in order where order is kept."""
+    came = [number for batch in loader for number in batch.tolist()]
+    if entry.options.get("output_order") == "completion":
+        came.sort()
+    assert came == list(range(num_files)), f"{entry.key} gave other samples, or in another order"
+
+
+DATALOADER = Entry("dataloader-8", "DataLoader, 8 workers", "torch", processes, 8)
+SPDL = tuple(
+    Entry(
+        f"spdl-{order}-2",
+        f"SPDL, `async`, {order} order, {NUM_IN_FLIGHT} in flight, 2 threads",
+        "spdl",
+        spdl,
+        2,
+        {"output_order": order},
+        ("spdl.pipeline",),
+    )
+    for order in ("input", "completion")
+)
+OURS = Entry("stageloader-2", f"**StageLoader**, `async`, {NUM_IN_FLIGHT} in flight, 2 threads", "torchstage", ours, 2)
+
+
+def _of_ours(metric: str) -> Any:
+    return lambda round_: round_[OURS.key][metric]
+
+
+def _speed(round_: Round) -> float:
+    fastest = max(round_[entry.key]["samples_per_second"] for entry in SPDL if entry.key in round_)
+    return round_[OURS.key]["samples_per_second"] / fastest
+
+
+CASE = Case(
+    name="latency_fetch",
+    title="Fetching behind a latency",
+    question=(
+        f"{NUM_FILES} files of {NUM_BYTES // 1000} KB from nginx on the same machine, {1e3 * LATENCY_SECONDS:.0f} ms "
+        f"before each answer, batch {BATCH_SIZE}, {NUM_EPOCHS} epochs after one that is not timed. Allowed by the "
+        f"latency: {NUM_IN_FLIGHT} in flight, divided by the time of one request alone."
+    ),
+    entries=(DATALOADER, *SPDL, OURS),
+    run=run,
+    imports=("obstore.store",),
+    columns=(
+        Column("samples_per_second", "samples/s", 0),
+        Column("share_of_the_allowed", "of what 64 in flight allow", 2),
+        Column("cpu_cores", "CPU cores", 2),
+        Column("cpu_ms_per_sample", "CPU ms a sample", 2),
+        Column("latency_ms", "latency, ms", 1),
+        Column("server_cpu_cores", "server's CPU cores", 2),
+    ),
+    goals=(
+        Goal(
+            f"StageLoader with {NUM_IN_FLIGHT} in flight, samples/s against what the latency allows",
+            _of_ours("share_of_the_allowed"),
+            at_least=0.9,
+        ),
+        Goal("the same, CPU cores", _of_ours("cpu_cores"), at_most=1.0),
+        Goal("the same, samples/s against SPDL's faster order", _speed, at_least=1.0),
+    ),
+)
