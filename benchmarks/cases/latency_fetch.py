@@ -30,7 +30,7 @@ NUM_EPOCHS = 2  # after one that is not timed
 BATCH_SIZE = 32
 
 
-class Urls(StagedDataset[Any]):
+class Urls(StagedDataset):
     """As a user writes it: the wait in `fetch`, the work in `decode`."""
 
     def __init__(self, urls: list[str]) -> None:
