@@ -17,7 +17,8 @@ from typing import Any
 
 CLOSE_SECONDS = 1.0  # for tasks that were cancelled at the end, to clean up
 
-_loops_of: dict[tuple[int, int], threading.local] = {}  # (process, id of the owner): each thread's loop
+# (process, id of the owner): each thread's loop, and what takes it away with the owner.
+_loops_of: dict[tuple[int, int], tuple[threading.local, "weakref.finalize[..., Any]"]] = {}
 _abandoned: list[asyncio.AbstractEventLoop] = []  # nobody may close these, not even asyncio: see _Loop.close
 
 
@@ -25,10 +26,7 @@ def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """The coroutine's result or error, from the owner's loop for this thread. If another loop is running in this
     thread, as in Jupyter, a thread made for it runs ours in the meantime."""
     key = (os.getpid(), id(owner))
-    local = _loops_of.get(key)
-    if local is None:
-        local = _loops_of.setdefault(key, threading.local())
-        weakref.finalize(owner, _loops_of.pop, key, None)
+    local, _ = _loops_of.get(key) or _enter(owner, key)
     loop: _Loop | None = getattr(local, "loop", None)
     if loop is None:
         loop = local.loop = _Loop()
@@ -37,7 +35,17 @@ def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def leave(owner: Any) -> None:
     """Close the owner's event loops before it goes. One that is running just now is left to whoever runs it."""
-    _loops_of.pop((os.getpid(), id(owner)), None)
+    left = _loops_of.pop((os.getpid(), id(owner)), None)
+    if left is not None:
+        left[1].detach()
+
+
+def _enter(owner: Any, key: tuple[int, int]) -> tuple[threading.local, "weakref.finalize[..., Any]"]:
+    mine = threading.local(), weakref.finalize(owner, _loops_of.pop, key, None)
+    entry = _loops_of.setdefault(key, mine)
+    if entry is not mine:  # another thread was first
+        mine[1].detach()
+    return entry
 
 
 def _is_free() -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -87,6 +88,17 @@ def test_an_owner_that_goes_ends_the_loops_of_other_threads_too():
     dropped.set()
     thread.join()
     assert closed
+
+
+def test_an_owner_that_leaves_may_begin_again_any_number_of_times():
+    owner = Owner()
+    kept = len(weakref.finalize._registry)
+    for _ in range(3):
+        loop = loops.run(owner, loop_here())
+        loops.leave(owner)
+        assert loop.is_closed()
+    loops.leave(owner)  # there is nothing to close
+    assert len(weakref.finalize._registry) == kept
 
 
 def test_asyncios_own_state_is_left_as_it_was():

@@ -87,7 +87,7 @@ def shift(image: Any) -> torch.Tensor:
     return v2.functional.pil_to_tensor(image).float() + torch.rand(())
 
 
-@pytest.mark.filterwarnings("default:Palette images with Transparency")
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 def test_every_file_gives_the_same_image_or_the_same_error(images):
     assert names(split(images)) == STAGES
     for index in range(len(images)):
