@@ -15,8 +15,8 @@ from torchstage import rng
 from torchstage.copies import Private
 from torchstage.coroutines import drawing, remember
 from torchstage.elsewhere import Remote, here, waiting_for
+from torchstage.engine.executors import say_stage
 from torchstage.engine.ticket import Leg, Segment, Step
-from torchstage.errors import say_stage
 from torchstage.first import NUM_LOOKED_AT, FirstSamples
 from torchstage.line import Line, Station, segments_of
 from torchstage.order import Placed

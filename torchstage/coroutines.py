@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from torchstage import loops, rng
-from torchstage.copies import Private
 from torchstage.order import Placed
 from torchstage.seeds import AnyGenerator, Seeds, set_state, state_of
 
@@ -33,7 +32,7 @@ def remember(seeds: Seeds | None) -> Callable[[Any], None]:
 
 
 def drawing(
-    function: Callable[[Any], Awaitable[Any]], draws: str, private: Callable[[], Private | None]
+    function: Callable[[Any], Awaitable[Any]], draws: str, private: Callable[[], Any]
 ) -> Callable[[Any], Awaitable[Any]]:
     """``function``, whose coroutine draws for the sample that was told last; also from the generators that the calling
     thread's own copy of it keeps."""

@@ -5,15 +5,17 @@ stage.
 """
 
 import os
+import pickle
 import platform
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
 from torchstage import coroutines, rng
+from torchstage.engine.executors import STAGE, explained, say_stage, stage_of
 from torchstage.engine.ticket import Part
-from torchstage.errors import can_travel, in_words, say_stage
 from torchstage.order import Placed
 from torchstage.seeds import Seeds, is_stable
 
@@ -66,7 +68,13 @@ def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
     def made(value: Any) -> Any:
         sample = coroutines.coming.get()
         _, index, salt = (None, None, 0) if sample is None else sample
-        return _submit(executor, steps, value, index, salt).result()
+        try:
+            return _submit(executor, steps, value, index, salt).result()
+        except BaseException as error:
+            told = explained(error, steps[0][0], executor)
+            if told is error:
+                raise
+        raise told
 
     return made
 
@@ -91,10 +99,33 @@ def run(steps: Steps, sample: coroutines.Draws | None, value: Any, sender: tuple
         with rng.drawing_from(rng.Scope()) as scope:
             return _run(steps, value, (scope, sample))
     except BaseException as error:
-        if this_process() == sender or can_travel(error):
+        if this_process() == sender or _can_travel(error):
             raise
-        words = in_words(error)  # else the executor would break: it meets the error when it unpacks it
+        words = _in_words(error)  # else the executor would break: it meets the error when it unpacks it
     raise words
+
+
+def _can_travel(error: BaseException) -> bool:
+    """Whether it is the same after it was sent to another process, and can be given a cause there."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        again.__cause__ = None
+    except Exception:
+        return False
+    return type(again) is type(error)
+
+
+def _in_words(error: BaseException) -> RuntimeError:
+    """An error that says the same and can be sent to another process."""
+    kind = type(error)
+    words = "".join(traceback.format_exception(error))
+    made = RuntimeError(
+        f"{kind.__module__}.{kind.__qualname__}, which cannot be pickled, was raised in a process of the stage's "
+        f"executor. There it was:\n{words}"
+    )
+    if STAGE in getattr(error, "__dict__", {}):
+        say_stage(made, stage_of(error, ""))
+    return made
 
 
 def _run(steps: Steps, value: Any, drawn: tuple[rng.Scope, coroutines.Draws] | None) -> Any:

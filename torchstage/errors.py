@@ -5,15 +5,12 @@ would silently end the epoch, is wrapped.
 """
 
 import operator
-import pickle
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, cast
 
-from torchstage.engine.executors import STAGE, stage_of
 from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch
 
@@ -52,35 +49,6 @@ def add_note(error: BaseException, note: str) -> None:
     notes: list[str] = getattr(error, "__notes__", [])
     if note not in notes:
         BaseException.__setattr__(error, "__notes__", [*notes, note])
-
-
-def say_stage(error: BaseException, stage: str) -> None:
-    """Have the error tell which of several stages that run together it comes from."""
-    with suppress(Exception):
-        BaseException.__setattr__(error, STAGE, stage)  # whatever its class has to say to that
-
-
-def can_travel(error: BaseException) -> bool:
-    """Whether it is the same after it was sent to another process, and can be given a cause there."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-        again.__cause__ = None
-    except Exception:
-        return False
-    return type(again) is type(error)
-
-
-def in_words(error: BaseException) -> RuntimeError:
-    """An error that says the same and can be sent to another process."""
-    kind = type(error)
-    words = "".join(traceback.format_exception(error))
-    made = RuntimeError(
-        f"{kind.__module__}.{kind.__qualname__}, which cannot be pickled, was raised in a process of the stage's "
-        f"executor. There it was:\n{words}"
-    )
-    if STAGE in getattr(error, "__dict__", {}):
-        say_stage(made, stage_of(error, ""))
-    return made
 
 
 def file_of(dataset: Any, index: Any) -> str | None:

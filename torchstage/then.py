@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torchstage.coroutines import RunHere
-from torchstage.errors import say_stage
+from torchstage.engine.executors import say_stage
 from torchstage.stage import Stage, named
 
 

@@ -29,6 +29,26 @@ def stage_of(error: BaseException, first: str) -> str:
     return str(vars(error).pop(STAGE, first)) if hasattr(error, "__dict__") else first
 
 
+def say_stage(error: BaseException, stage: str) -> None:
+    """Have the error tell which of several stages that run together it comes from."""
+    with suppress(Exception):
+        BaseException.__setattr__(error, STAGE, stage)  # whatever its class has to say to that
+
+
+def explained(error: BaseException, stage: str, executor: Executor) -> BaseException:
+    """The error, or one that tells what to do if the executor died."""
+    if not (isinstance(error, BrokenExecutor | CancelledError) or "after shutdown" in str(error)):
+        return error
+    died = ExecutorDiedError(
+        f"Stage {stage!r}: its executor, a {type(executor).__name__}, takes no more work or lost a sample that it had "
+        f"({error!r}). A process may have been killed (out of memory, a crash in native code), or the executor "
+        "was shut down while the loader used it. Keep it open until the loader is closed, or make a new one "
+        "and a new Stage."
+    )
+    died.__cause__ = error
+    return died
+
+
 class InExecutor:
     """The place of a segment that an executor runs; an annex of a pool."""
 
@@ -108,17 +128,7 @@ class InExecutor:
 
     def _fail(self, part: Part, slot: int, error: BaseException) -> None:
         stage = stage_of(error, part.segment.stage)
-        if isinstance(error, BrokenExecutor | CancelledError) or "after shutdown" in str(error):
-            name = type(self._executor).__name__
-            died = ExecutorDiedError(
-                f"Stage {stage!r}: its executor, a {name}, takes no more work or lost a sample that it had "
-                f"({error!r}). A process may have been killed (out of memory, a crash in native code), or the executor "
-                "was shut down while the loader used it. Keep it open until the loader is closed, or make a new one "
-                "and a new Stage."
-            )
-            died.__cause__ = error
-            error = died
-        part.fail(slot, Failure(error, stage, slot))
+        part.fail(slot, Failure(explained(error, stage, self._executor), stage, slot))
 
     def leave(self) -> None:
         """Take back what belongs to dropped batches."""
