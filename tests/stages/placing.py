@@ -109,12 +109,12 @@ def echo(value: Any) -> Any:
 
 
 def processes(num_processes: int, method: str = "forkserver") -> ProcessPoolExecutor:
-    """Worker processes that have started; and the socket by which torch lends tensors to them."""
+    """Worker processes that have started."""
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(["torchstage"])
     executor = ProcessPoolExecutor(num_processes, mp_context=context)
-    assert all(executor.map(torch.is_tensor, map(torch.tensor, range(2 * num_processes))))
+    assert list(executor.map(echo, range(num_processes))) == list(range(num_processes))
     return executor
 
 
@@ -125,6 +125,7 @@ def executors_of(letters: str) -> Iterator[dict[str, Executor]]:
     for letter in letters:
         if letter == "p":
             made[letter] = processes(2)
+            assert made[letter].submit(torch.is_tensor, torch.ones(1)).result()  # torch opens a socket to lend tensors
         else:
             made[letter] = executor = ThreadPoolExecutor(3, f"executor-{letter}")
             everyone = threading.Barrier(4)
