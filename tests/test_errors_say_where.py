@@ -101,11 +101,11 @@ def test_worker_init_fn_is_named(loader_of):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_pinning_is_named(num_workers, monkeypatch, loader_of):
-    monkeypatch.setattr("torchstage.iterators.pinned", lambda device: lambda batch, indices: fail())
+def test_pinning_is_named(num_workers, loader_of):
     loader = loader_of(range(8), num_workers)
     iterator = iter(loader)
-    iterator._recipe = dataclasses.replace(iterator._recipe, pin_memory=True)  # there is no accelerator to do it
+    pin = lambda batch, indices: fail()  # noqa: E731  # there is no accelerator to do it
+    iterator._recipe = dataclasses.replace(iterator._recipe, pin=pin)
     assert notes_of(iterator) == ["torchstage: raised in stage 'pin_memory', batch 0"]
 
 
