@@ -7,6 +7,7 @@ import dis
 import sys
 import sysconfig
 import types
+import weakref
 from collections import OrderedDict, deque
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -50,22 +51,34 @@ def issubclass_of(kind: Any, kinds: tuple[type, ...]) -> bool:
         return any(cls is one for cls in type.__dict__["__mro__"].__get__(kind) for one in kinds)
 
 
-@lru_cache(maxsize=2048)  # some hundred objects are asked each epoch, of a few dozen types
+# What was asked of a class before: some hundred objects are asked each epoch, of a few dozen classes. Kept for as long
+# as the class is, which keeps its module and all that is in there.
+_asked: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
+
+
 def _issubclass_of(kind: Any, kinds: tuple[type, ...]) -> bool:
-    return not set(kind.__mro__).isdisjoint(kinds)
+    known = _known(kind)
+    found = known.get(kinds)
+    if found is None:
+        found = known[kinds] = not set(kind.__mro__).isdisjoint(kinds)
+    return found
+
+
+def _known(kind: Any) -> dict[Any, Any]:
+    known = _asked.get(kind)
+    return _asked.setdefault(kind, {}) if known is None else known
 
 
 def packages(kind: Any) -> frozenset[str]:
     """The top packages that an object's class and its bases come from."""
     try:
-        return _packages(kind)
+        known = _known(kind)
     except TypeError:  # a metaclass that cannot be hashed
-        return _packages.__wrapped__(kind)
-
-
-@lru_cache(maxsize=2048)
-def _packages(kind: Any) -> frozenset[str]:
-    return frozenset(map(package_of, kind.__mro__))
+        known = {}
+    found = known.get("packages")
+    if found is None:
+        found = known["packages"] = frozenset(map(package_of, kind.__mro__))
+    return found
 
 
 def package_of(kind: Any) -> str:

@@ -30,14 +30,21 @@ def run(owner: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
     loop: _Loop | None = getattr(local, "loop", None)
     if loop is None:
         loop = local.loop = _Loop()
-    return loop.run(coroutine) if _is_free() else loop.run_in_a_thread(coroutine)
+    try:
+        return loop.run(coroutine) if _is_free() else loop.run_in_a_thread(coroutine)
+    finally:
+        del local, loop  # an error's traceback keeps this frame: the loop is to go with its owner all the same
 
 
 def leave(owner: Any) -> None:
-    """Close the owner's event loops before it goes. One that is running just now is left to whoever runs it."""
+    """Close the owner's event loops before it goes: this thread's now, those of others when they are out of them."""
     left = _loops_of.pop((os.getpid(), id(owner)), None)
     if left is not None:
-        left[1].detach()
+        local, finalizer = left
+        finalizer.detach()
+        loop: _Loop | None = getattr(local, "loop", None)
+        if loop is not None:
+            loop.close()
 
 
 def _enter(owner: Any, key: tuple[int, int]) -> tuple[threading.local, "weakref.finalize[..., Any]"]:
@@ -69,6 +76,8 @@ class _Loop:
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=CLOSE_SECONDS))
             raise
+        finally:
+            del self, task  # likewise
 
     def run_in_a_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         task = self._loop.create_task(coroutine)  # here: it takes this thread's context variables
