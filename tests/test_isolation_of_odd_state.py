@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from torchstage import StageLoader
+from torchstage import StageLoader, crew
 
 NUM_SAMPLES = 48
 
@@ -200,7 +200,7 @@ class Bounded(Base):
 
 
 class Slow(Base):
-    """The first sample takes longer than the others are kept out for."""
+    """The first sample takes longer than the others are kept out for, which is a tenth of a second here."""
 
     def __init__(self):
         self.at = None
@@ -208,7 +208,7 @@ class Slow(Base):
     def __getitem__(self, index):
         self.at = (index,)
         if index == 0:
-            time.sleep(2.2)
+            time.sleep(0.3)
         pause()
         return self.at[0]
 
@@ -240,7 +240,9 @@ def samples_of(dataset, **options):
 
 
 @pytest.mark.parametrize("kind", STORIES)
-def test_every_sample_is_as_with_one_thread(kind):
+def test_every_sample_is_as_with_one_thread(kind, monkeypatch):
+    if kind is Slow:
+        monkeypatch.setattr(crew, "FIRST_SAMPLE_SECONDS", 0.1)
     dataset = kind()
     for _ in range(2):
         assert samples_of(dataset) == list(range(NUM_SAMPLES))

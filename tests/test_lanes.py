@@ -84,7 +84,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_batches_are_those_of_dataloader_and_in_its_order(name: str, num_workers: int) -> None:
     some = random.Random(name + str(num_workers)).sample(ARGUMENTS, 2)  # a DataLoader takes 0.1 s
@@ -328,7 +328,7 @@ def test_kept_lanes_finish_what_they_were_asked_for_when_an_epoch_is_left_early(
         loader._iterator = None
         return first, epoch
 
-    for _ in range(5):
+    for _ in range(3):
         same_of_both(body)
 
 
@@ -513,7 +513,7 @@ def fail_to_open() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("where", ["worker_init_fn", "__iter__"])
-def test_an_error_of_a_lane_s_start_comes_with_its_first_batch(where: str) -> None:
+def test_an_error_of_a_lane_s_start_comes_with_its_first_batch(where: str, monkeypatch: Any) -> None:
     """And then the lane has ended. DataLoader's goes on for ever, with an UnboundLocalError for each batch."""
     dataset = Made(fail_to_open) if where == "__iter__" else Counting(2)
     init_fn = fail_in_1 if where == "worker_init_fn" else None
@@ -528,7 +528,8 @@ def test_an_error_of_a_lane_s_start_comes_with_its_first_batch(where: str) -> No
                 events.append(error)
         return kinds(events)
 
-    # One comparison will do: DataLoader takes 5 s to end such a worker.
+    # One comparison will do. DataLoader ends such a worker when it looks for the last time, else after 5 s.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     events = same_of_both(body) if where == "__iter__" else body(StageLoader)
     assert events == [0, ("ValueError", True), 1]
     events = story(StageLoader(dataset, batch_size=None, num_workers=2, worker_init_fn=init_fn))

@@ -8,6 +8,9 @@ import pytest
 
 pytest_plugins = "outside"
 
+NUM_INTERRUPTS = 60  # each takes 0.3 s
+MAX_SECONDS = 4.5  # a thread that does not end is waited for 5 s
+
 LOOPING = """
 import warnings
 warnings.simplefilter("ignore")  # about more threads than cores
@@ -50,27 +53,15 @@ def judge(script) -> float:
     return seconds
 
 
-def interrupt_many(outside, num_times: int, seed: int) -> float:
-    moments = random.Random(seed)
-    slowest = 0.0
-    for _ in range(num_times // 2):
+@pytest.mark.stress
+def test_an_interrupt_at_a_random_moment_is_one_traceback_and_the_end(outside):
+    moments = random.Random(0)
+    for _ in range(NUM_INTERRUPTS // 2):
         scripts = [outside.start(LOOPING.format(persistent=persistent)) for persistent in (False, True)]
         for script in scripts:
             interrupt(script, moments.uniform(0, 0.15))
-        slowest = max(slowest, *(judge(script) for script in scripts))
-    return slowest
-
-
-def test_an_interrupt_at_a_random_moment_is_one_traceback_and_the_end(outside, record_property):
-    slowest = interrupt_many(outside, 30, seed=0)
-    record_property("slowest_seconds", slowest)
-    assert slowest < 3
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(600)
-def test_two_hundred_interrupts(outside):
-    assert interrupt_many(outside, 200, seed=1) < 3
+        for script in scripts:
+            assert judge(script) < MAX_SECONDS
 
 
 @pytest.mark.parametrize("place", ["__next__", "set-up"])
@@ -88,7 +79,7 @@ def test_an_interrupt_while_the_consumer_waits(place, outside):
             pass
     """)
     interrupt(script, 0.02)
-    assert judge(script) < 3
+    assert judge(script) < MAX_SECONDS
 
 
 def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
@@ -110,7 +101,7 @@ def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
     script.send(signal.SIGINT)
     begin = time.monotonic()
     ended = script.wait(max_seconds=20)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < MAX_SECONDS
     assert ended.status == -signal.SIGINT
     assert "Fatal Python error" not in ended.err
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from torchstage.seeds import Seeds, is_stable
@@ -33,9 +34,10 @@ class Places:
 
     def __init__(self, dataset: Any) -> None:
         try:
-            self._seen = bytearray(len(dataset))  # a byte a sample: a dict takes a hundred
+            # A byte a sample: a dict takes a hundred. A page of it takes no memory before one of its indices comes.
+            self._seen = np.zeros(len(dataset), np.uint8).data
         except Exception:  # it has no length that is of use
-            self._seen = bytearray()
+            self._seen = memoryview(b"")
         self._more: Counter[Any] = Counter()
         self._num_samples = 0
 

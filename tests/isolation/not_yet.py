@@ -17,7 +17,6 @@ FAULTS = {
     ],
     "isolation='per_thread' copies no long containers": [
         r"copy_for_each_thread\[(a_patch_of|an_hdf5_file\]|a_dict_of_readers)",
-        r"copied_in_silence\[a_dict_of_readers",
         "test_by_hand_as_well",
         r"keeps_its_shape\[Modules-per_thread",
     ],

@@ -52,23 +52,17 @@ def test_it_is_right_in_one_thread(name, tmp_path):
 
 @pytest.mark.parametrize("name", BREAKING)
 def test_it_is_right_without_a_word_from_the_user(name, tmp_path, short_switch_interval):
+    """Epoch for epoch, with fresh threads and with the same ones; what is copied is copied in silence."""
     told = BREAKING[name]
-    with told.opened(tmp_path) as case, caught_warnings():
-        for num_workers in (2, 8):
-            loader = case.loader(num_workers=num_workers)
-            for _ in range(2):
-                assert values_of(loader) == told.all_right()
+    with told.opened(tmp_path) as case, caught_warnings() as messages:
+        for options in ({"num_workers": 2}, {"num_workers": 8, "persistent_workers": True}):
+            with case.loader(**options) as loader:
+                for _ in range(2):
+                    assert values_of(loader) == told.all_right()
+    assert name not in COPIED or messages == []
 
 
-@pytest.mark.parametrize("name", BREAKING)
-def test_it_is_right_from_epoch_to_epoch_with_the_same_threads(name, tmp_path, short_switch_interval):
-    told = BREAKING[name]
-    with told.opened(tmp_path) as case, caught_warnings(), case.loader(persistent_workers=True) as loader:
-        for _ in range(3):
-            assert values_of(loader) == told.all_right()
-
-
-@pytest.mark.parametrize("name", [name for name in STORIES if name != "a_sqlite_connection"])
+@pytest.mark.parametrize("name", [name for name in [*SERIALISED, *UNSEEN] if name != "a_sqlite_connection"])
 def test_it_is_right_behind_a_lock(name, tmp_path, short_switch_interval):
     """A connection of sqlite that another thread made is an error even then."""
     told = STORIES[name]
@@ -80,16 +74,7 @@ def test_it_is_right_behind_a_lock(name, tmp_path, short_switch_interval):
 def test_it_is_right_with_a_copy_for_each_thread(name, tmp_path, short_switch_interval):
     told = STORIES[name]
     with told.opened(tmp_path) as case:
-        loader = case.loader(isolation="per_thread", num_workers=8)
-        for _ in range(2):
-            assert values_of(loader) == told.all_right()
-
-
-@pytest.mark.parametrize("name", COPIED)
-def test_what_is_copied_is_copied_in_silence(name, tmp_path):
-    with COPIED[name].opened(tmp_path) as case, caught_warnings() as messages:
-        values_of(case.loader())
-    assert messages == []
+        assert values_of(case.loader(isolation="per_thread")) == told.all_right()
 
 
 def test_there_are_enough_of_them():

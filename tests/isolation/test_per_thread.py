@@ -251,7 +251,11 @@ def test_no_epoch_changes_the_users_own(name, tmp_path):
         assert after == before
 
 
-@pytest.mark.parametrize("name", COPIED)
+# One of each kind of thing that is copied; the others are copied by the same code.
+IN_USE = [name for number, name in enumerate(COPIED) if number % 3 == 0]
+
+
+@pytest.mark.parametrize("name", IN_USE)
 def test_the_users_own_can_be_used_meanwhile_and_afterwards(name, tmp_path):
     """By the thread that it belongs to, while the loader's threads use theirs."""
     told = COPIED[name]

@@ -324,7 +324,7 @@ def in_one_thread(case: Case) -> list[Any]:
     return values_of(DataLoader(case.dataset, batch_size=2, collate_fn=case.collate_fn))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(leaf=leaves, layer_names=layers, root=roots)
 def test_a_hidden_counter_is_no_trouble(leaf, layer_names, root):
     expected = in_one_thread(build(leaf, layer_names, root))
@@ -335,7 +335,7 @@ def test_a_hidden_counter_is_no_trouble(leaf, layer_names, root):
     assert len(messages) <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(leaf=leaves, layer_names=layers, root=roots)
 def test_by_hand_as_well(leaf, layer_names, root):
     """A copy for each thread, where one can be made of it."""
@@ -345,7 +345,7 @@ def test_by_hand_as_well(leaf, layer_names, root):
     assert values == expected, messages
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(leaf=leaves, layer_names=layers, root=roots)
 def test_the_users_own_counter_is_left_as_it_was(leaf, layer_names, root):
     """In what follows, the user's own object gives what it would have given."""

@@ -164,7 +164,7 @@ def test_of_two_errors_in_a_batch_the_first_sample_s_counts(make_loader: Any) ->
 
     for _ in range(2):
         has_failed.clear()
-        events = story(make_loader(Made(5, make), batch_size=5))
+        events = story(make_loader(Made(5, make), batch_size=5, isolation="shared"))  # they wait for each other
         assert [str(event) for event in events] == ["one"]
 
 

@@ -13,6 +13,9 @@ from .ways import FOUR_THREADS, INLINE, PROCESSES, STAGED_INLINE, flat, lists, o
 
 PATIENCE_SECONDS = 60  # a thread that waits this long will not be called any more
 
+# Where samples wait for each other, isolation="shared": else the first two would be made by one thread alone, and the
+# others let in after 2 s.
+
 
 class FinishedBackwards:
     """Makes samples in groups: a sample waits until the next one of its group is done. The first sample is free."""
@@ -34,14 +37,14 @@ class FinishedBackwards:
 @on(FOUR_THREADS)
 def test_batches_keep_their_order_where_they_finish_backwards(make_loader: Any) -> None:
     make = FinishedBackwards(21, group=4)
-    assert flat(make_loader(Made(21, make))) == list(range(21))
+    assert flat(make_loader(Made(21, make), isolation="shared")) == list(range(21))
     assert make.finished != list(range(21))
 
 
 @on(FOUR_THREADS)
 def test_samples_keep_their_order_where_they_finish_backwards(make_loader: Any) -> None:
     make = FinishedBackwards(5, group=4)
-    assert lists(make_loader(Made(5, make), batch_size=5)) == [[0, 1, 2, 3, 4]]
+    assert lists(make_loader(Made(5, make), batch_size=5, isolation="shared")) == [[0, 1, 2, 3, 4]]
     assert make.finished == [0, 4, 3, 2, 1]
 
 
@@ -60,7 +63,7 @@ def test_a_late_batch_holds_back_those_behind_it(make_loader: Any) -> None:
                 may_end.set()
         return index
 
-    loader = make_loader(Made(10, make), prefetch_factor=20, isolation="shared")  # it waits for other threads
+    loader = make_loader(Made(10, make), prefetch_factor=20, isolation="shared")
     assert flat(loader) == list(range(10))
 
 
@@ -86,7 +89,7 @@ def test_without_order_a_late_batch_comes_when_it_is_done(make_loader: Any) -> N
         assert index != 1 or release.wait(PATIENCE_SECONDS)
         return index
 
-    iterator = iter(make_loader(Made(6, make), in_order=False))
+    iterator = iter(make_loader(Made(6, make), in_order=False, isolation="shared"))
     early = flat(itertools.islice(iterator, 5))
     release.set()
     assert sorted(early) == [0, 2, 3, 4, 5]
