@@ -243,20 +243,6 @@ def short_switch_interval():
     sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("open_file", [open_to_copy, open_for_good])
-def test_without_the_guard_one_handle_gives_wrong_data(open_file, path, short_switch_interval):
-    with closing(Racing(path, open_file)) as dataset:
-        for _ in range(3):
-            for _ in range(20):
-                try:
-                    values = flat(loader_of(dataset, isolation="shared"))
-                except ValueError:  # half a number, or none: as wrong as another one
-                    return
-                if values != ALL:
-                    return
-        pytest.skip("the race did not show in three tries")
-
-
 def test_with_a_handle_for_each_thread_the_same_dataset_gives_right_data(path, short_switch_interval):
     with closing(Racing(path, open_to_copy)) as dataset:
         loader = loader_of(dataset)

@@ -354,8 +354,14 @@ def test_an_unfinished_object_is_no_trouble(treat):
 
 
 @on_each_way
-def test_circles_are_walked_once(treat):
+def test_circles_end(treat):
     treat(in_circles())
+
+
+def test_circles_are_walked_once():
+    nodes = searched(in_circles()).nodes.values()
+    paths = [node.path for node in nodes if not isinstance(node.value, types.FunctionType)]
+    assert sorted(paths) == ["dataset", "dataset.node", "dataset.node.parent", "dataset.ring", "dataset.ring[0]"]
 
 
 def in_circles():

@@ -97,7 +97,7 @@ def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
     while "KeyboardInterrupt" not in script._err.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.1)
+    time.sleep(0.1)  # now it waits for the thread, most likely; nothing tells
     script.send(signal.SIGINT)
     begin = time.monotonic()
     ended = script.wait(max_seconds=20)
