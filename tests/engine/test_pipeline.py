@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from fakes import PATIENCE_SECONDS, Gate, chain_of, do_nothing, next_of, pool_of, rest_of, run_of
+from fakes import PATIENCE_SECONDS, Gate, chain_of, do_nothing, next_of, pool_of, rest_of, run_of, wait_for
 
 from torchstage.engine.pipeline import Closed, Exhausted, Run, TimedOut
 
@@ -370,3 +370,18 @@ def test_many_small_batches_arrive_once_each(num_threads, in_order):
         assert (values if in_order else sorted(values)) == story
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_more_first_batches_will_come_where_only_one_may_be_in_flight():
+    """The consumer asks while the first batch is done and not handed out: the second sample is still to be looked at."""
+    with pool_of(1) as pool:
+        run = Run(pool, iter([([1], chain_of(), None), ([2], chain_of(), None)]), lambda batch: 1, is_elastic=True)
+        run.is_on_trial = True
+        run.fill()
+        assert run.call_to_first(2)
+        wait_for(lambda: all(batch.done for batch in run.in_flight))
+        assert run.call_to_first(2)
+        assert next_of(run).value == [1]
+        assert run.call_to_first(2)
+        assert next_of(run).value == [2]
+        assert not run.call_to_first(2)

@@ -132,13 +132,14 @@ class Run:
                 batch.follow(chain_of(batch.chain), todo[::-1])
 
     def call_to_first(self, num_samples: int) -> bool:
-        """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left."""
+        """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left, nor
+        will be: where few may be in flight, more come when these are handed out."""
         num_called = 0
         for batch in self._in_flight:
             if batch.todo and num_called < num_samples:
                 num_called += batch.size
                 self._pool.call_threads_to(batch)
-        return num_called > 0
+        return num_called > 0 or not self._is_exhausted
 
     def call_threads(self) -> None:
         """Call the pool's threads to what is in flight once more, the first batch first."""
