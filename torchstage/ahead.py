@@ -23,41 +23,54 @@ class Ahead:
         self._route = route
         self._in_order = in_order
         self._num_handed = 0  # in order: all batches of lower number were
-        self._num_begun = 0
+        self._num_ahead = 0  # out of order: batches that were begun and not handed out
         self._lock = threading.Lock()  # a batch is begun once, by whoever is first
 
     def begin(self, batch: Batch) -> Failure | None:
-        """Begin the batch's copy if it is due and was not begun. A failure takes the batch's place."""
+        """Begin the batch's copy if it is due and was not begun. A failure takes the batch's place.
+
+        Whoever finished a batch calls this once more: 1. it announces the batch, 2. the consumer hands that out, and
+        its value is the caller's, 3. the second call comes. It finds ``after`` gone and touches nothing.
+        """
         with self._lock:
-            if self._is_due(batch):
+            if batch.after is not None and not batch.is_dropped and self._is_due(batch):
                 self._begin(batch)
             return batch.failure
 
     def _is_due(self, batch: Batch) -> bool:
         if self._in_order:
             return batch.number < self._num_handed + NUM_DEVICE_BATCHES
-        return self._num_begun < self._num_handed + NUM_DEVICE_BATCHES
+        return self._num_ahead < NUM_DEVICE_BATCHES
 
     def _begin(self, batch: Batch) -> None:
         if batch.failure is not None or isinstance(batch.value, Moved):
             return
         try:
             batch.value = self._route.begin(batch.value)
+        except KeyboardInterrupt:  # the user's, not the batch's
+            raise
         except BaseException as error:
             batch.value, batch.failure = None, caught(error, STAGE)
-        self._num_begun += 1
+        else:
+            self._num_ahead += 1
 
     def hand_out(self, batch: Batch, in_flight: InFlight) -> None:
-        """In the consumer's thread: the batch's value is then what its caller may use."""
+        """In the consumer's thread: the batch's value is then what its caller may use. After Ctrl-C in here it can be
+        called again for the same batch."""
         with self._lock:
             self._begin(batch)
-            self._num_handed = batch.number + 1 if self._in_order else self._num_handed + 1
+            batch.after = None
+            self._num_handed = batch.number + 1
+            # Counted anew: some that were begun may have been dropped, to be made again.
+            self._num_ahead = sum(isinstance(other.value, Moved) for other in in_flight)
             for other in in_flight:
                 if other.done and self._is_due(other):
                     self._begin(other)
         if batch.failure is None:
             try:
                 batch.value = self._route.end(batch.value)
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
                 batch.value, batch.failure = None, caught(error, STAGE)
 

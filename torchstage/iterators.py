@@ -187,7 +187,11 @@ class ThreadedIterator(LoaderIterator):
         except Closed:
             raise RuntimeError("StageLoader: this iterator was closed while it waited for a batch.") from None
         if self._ahead is not None:
-            self._ahead.hand_out(batch, run.in_flight)
+            try:
+                self._ahead.hand_out(batch, run.in_flight)
+            except BaseException:  # Ctrl-C: the batch is not lost
+                run.put_back(batch)
+                raise
         failure, batch.failure = batch.failure, None  # its traceback may lead back to the batch
         if failure is None:
             # A thread that was called to the batch may not have looked at it yet: it must not keep what the user gets.

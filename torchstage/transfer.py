@@ -144,13 +144,13 @@ class Route:
         does."""
         streams, _ = self._open()
         with streams.here():
-            event, moved.event = moved.event, None
+            event = moved.event
             if event is not None:
                 current = streams.current()
                 streams.wait(current, event)
                 for used in moved.used:
                     streams.record(used, current)
-            moved.used = []
+            moved.event, moved.used = None, []  # last: after Ctrl-C in here it is called again
             self._forget_done()
             del event  # here, where the device is the current one
         return moved.batch

@@ -373,7 +373,7 @@ def test_many_small_batches_arrive_once_each(num_threads, in_order):
 
 
 def test_more_first_batches_will_come_where_only_one_may_be_in_flight():
-    """The consumer asks while the first batch is done and not handed out: the second sample is still to be looked at."""
+    """The consumer asks while the first batch is done, not handed out: the second sample is still to be looked at."""
     with pool_of(1) as pool:
         run = Run(pool, iter([([1], chain_of(), None), ([2], chain_of(), None)]), lambda batch: 1, is_elastic=True)
         run.is_on_trial = True

@@ -132,8 +132,8 @@ class Run:
                 batch.follow(chain_of(batch.chain), todo[::-1])
 
     def call_to_first(self, num_samples: int) -> bool:
-        """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left, nor
-        will be: where few may be in flight, more come when these are handed out."""
+        """Call the pool's threads to the first batches alone, as many as make up that number. False if none is left,
+        nor will be: where few may be in flight, more come when these are handed out."""
         num_called = 0
         for batch in self._in_flight:
             if batch.todo and num_called < num_samples:
@@ -197,9 +197,14 @@ class Run:
             else:
                 self._admit()
         except BaseException:  # Ctrl-C inside the sampler: the batch is not lost
-            self._in_flight.put_back(batch)
+            self.put_back(batch)
             raise
         return batch
+
+    def put_back(self, batch: Batch) -> None:
+        """The batch was not handed out after all: it is the next one."""
+        self._in_flight.put_back(batch)
+        self._is_short = True  # or longer than the window, if another was admitted for it
 
     def _admit(self) -> Batch | None:
         """Let one batch in. None if there is none, or if the source failed: that is handed out in its place."""
