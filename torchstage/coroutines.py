@@ -56,6 +56,11 @@ class _Drawing:
         self._sample = sample
         self._draws = draws
 
+    def close(self) -> None:
+        """Nobody will wait for it."""
+        made: Any = self._made
+        made.close()
+
     def __await__(self) -> Generator[Any, Any, Any]:
         try:
             scope = _idle.pop()

@@ -142,10 +142,13 @@ class ThreadedIterator(LoaderIterator):
                 self._pool, self._guard, self._set_up, loader.worker_init_fn, self._sites, self._set_up_elsewhere
             )
         route = loader.route()
-        run_coroutine = loader.run_here if self._sites.loop is None else self._sites.loop.wait_for
+        run_coroutine: Callable[[Any], Any] = loader.run_here
         self._recipe = recipe_of(
             self, line, run_coroutine, ring=self._ring, budget=self._budget, home=self._pool, route=route
         )
+        if self._sites.loop is not None:
+            waiting = partial(self._sites.loop.wait_for, enter=self._recipe.enter)
+            self._recipe = replace(self._recipe, run_coroutine=waiting)
         self._window = partial(
             window,
             cast(int, loader.prefetch_factor),

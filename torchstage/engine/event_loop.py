@@ -2,7 +2,8 @@
 
 Guarantees: ``call``, ``leave`` and ``abandon`` take no lock and wait for nothing; a coroutine whose batch was dropped
 is cancelled, and the thread ends only when each has finished; a sample that was taken is settled, or belongs to a
-dropped batch.
+dropped batch; whatever user code raises or does to the loop, it goes on; what one coroutine sets in its context
+variables, no other sees.
 """
 
 import asyncio
@@ -11,12 +12,26 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from torchstage.engine.segment import Worker, alive, join
 from torchstage.engine.ticket import Part, caught
+
+_left_behind: list[asyncio.AbstractEventLoop] = []  # in a forked child: loops whose files are the parent's to close
+
+
+@dataclass(slots=True)
+class Making:
+    """A sample that a coroutine makes, and the stage that it is in."""
+
+    part: Part
+    slot: int
+    stage: str
 
 
 class EventLoop(Worker):
@@ -25,8 +40,9 @@ class EventLoop(Worker):
     def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._new_loop = new_loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_over = self._is_stopping = False
-        self._tasks: dict[asyncio.Task[None], Part] = {}
+        self._is_over = self._is_stopping = self._has_ended = False
+        self._tasks: dict[asyncio.Task[None], Making] = {}
+        self._owed: dict[Future[Any], Awaitable[Any]] = {}  # answers to those who wait for a coroutine
         self._context = contextvars.Context()
         self.number = 0
         self.batch = None
@@ -49,7 +65,7 @@ class EventLoop(Worker):
 
     def place(self) -> str:
         """Where the thread is, in words."""
-        stages = sorted({part.segment.stage for part in list(self._tasks.values())})
+        stages = sorted({making.stage for making in list(self._tasks.values())})
         return f"stage {', '.join(map(repr, stages))}" if stages else "no stage"
 
     def start(self, set_up: Callable[[int], Callable[[], None] | None]) -> None:
@@ -57,40 +73,53 @@ class EventLoop(Worker):
         raised."""
         if self._loop is None:
             self._loop = self._new_loop()
-            super().start(set_up)
+            try:
+                super().start(set_up)
+            except BaseException:
+                if self.thread.ident is None:  # the system has no thread left to give
+                    self._loop.close()
+                raise
 
     def _run(self) -> None:
         loop = self._loop
         assert loop is not None
         try:
             self._context = contextvars.copy_context()
+            is_ready = False
             try:
                 self._set_up(0)
+                is_ready = True
             except BaseException as error:
                 self.setup_error = error
                 self._is_over = True
             del self._set_up
             self.is_set_up = True
             self._set_up_is_over.put(None)
-            if not self._is_over:
-                asyncio.set_event_loop(loop)
-                loop.run_forever()
+            asyncio.set_event_loop(loop)
+            while is_ready and not self._is_stopping:
+                # A task that user code began itself may raise them; asyncio lets them through, but the loop is whole.
+                with suppress(KeyboardInterrupt, SystemExit):
+                    loop.run_forever()
             self._finish(loop)
         finally:
             alive.discard(self)
 
     def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel what is left, wait until it has ended, and let user code's own clean-up run."""
+        self._is_stopping = True
         try:
-            while tasks := asyncio.all_tasks(loop):
-                for task in tasks:
-                    task.cancel()
-                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
+            _cancel_all(loop)
+            _run(loop, loop.shutdown_asyncgens())
+            _run(loop, loop.shutdown_default_executor())
+            _cancel_all(loop)  # what was asked for meanwhile
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+            self._has_ended = True
+            for answer, awaitable in list(self._owed.items()):
+                if not answer.done():  # it was asked for too late
+                    _close(awaitable)
+                    answer.set_exception(asyncio.CancelledError())
 
     def tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call the function in the loop's thread, soon; not at all if it has ended. From any thread."""
@@ -105,26 +134,63 @@ class EventLoop(Worker):
             self._context.run(enter)
             self.entered = enter
 
-    def begin(self, work: Coroutine[Any, Any, None], part: Part) -> None:
-        """In the loop's thread: run this, for a sample of that part."""
+    def begin(
+        self, make: Callable[[Making], Coroutine[Any, Any, None]], making: Making, then: Callable[[], None]
+    ) -> None:
+        """In the loop's thread: run the coroutine that makes this sample. ``then`` is called when it has ended in
+        whatever way: one that is cancelled before its first step has no ``finally`` that would run."""
         assert self._loop is not None
-        task = self._loop.create_task(work)
-        self._tasks[task] = part
-        task.add_done_callback(self._tasks.pop)
+        self.enter(making.part.batch.chain.enter)
+        task = self._loop.create_task(make(making), context=self._context.copy())
+        self._tasks[task] = making
+        task.add_done_callback(partial(self._ended, then))
 
-    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run a coroutine in the loop and wait for it, in another thread. Its error is raised here."""
-        if self._loop is None or self._is_over:
-            raise RuntimeError("the event loop has ended")
-        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop).result()
+    def _ended(self, then: Callable[[], None], task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(task, None)
+        then()
+
+    def wait_for(self, awaitable: Awaitable[Any], enter: Callable[[], None] | None = None) -> Any:
+        """Run a coroutine in the loop, set to a chain's modes, and wait for it, in another thread. Its error is raised
+        here.
+
+        Nobody waits for ever: 1. the answer that is owed is put down before it is looked whether the loop has ended, 2.
+        the end is put down before it is looked what is owed. Whoever comes second of the two sees the other.
+        """
+        answer: Future[Any] = Future()
+        self._owed[answer] = awaitable
+        try:
+            if self._loop is None or self._has_ended:
+                raise RuntimeError
+            self._loop.call_soon_threadsafe(self._answer, awaitable, answer, enter)
+        except RuntimeError:  # it was closed at this moment
+            del self._owed[answer]
+            _close(awaitable)
+            raise RuntimeError("the event loop has ended") from None
+        try:
+            return answer.result()
+        finally:
+            del self._owed[answer]
+            del answer  # it refers to the error, whose traceback refers to this frame
+
+    def _answer(self, awaitable: Awaitable[Any], answer: Future[Any], enter: Callable[[], None] | None) -> None:
+        assert self._loop is not None
+        try:
+            if enter is not None:
+                self.enter(enter)
+            task = self._loop.create_task(_outcome(awaitable))
+        except BaseException as error:
+            _close(awaitable)
+            answer.set_exception(error)
+            return
+        task.add_done_callback(partial(_tell, awaitable, answer))
 
     def leave(self) -> None:
         """Cancel what belongs to dropped batches. Safe in a finalizer."""
         self.tell(self._cancel_dropped)
 
     def _cancel_dropped(self) -> None:
-        for task, part in list(self._tasks.items()):
-            if part.batch.is_dropped:
+        for task, making in list(self._tasks.items()):
+            if making.part.batch.is_dropped:
                 task.cancel()
 
     def abandon(self) -> None:
@@ -147,11 +213,52 @@ class EventLoop(Worker):
 
     def forget(self) -> None:
         """In a forked child: the thread stayed behind, and its loop's files are not ours to close."""
-        self._is_over = True
+        self._is_over = self._has_ended = True
+        if self._loop is not None:
+            _left_behind.append(self._loop)
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        _run(loop, asyncio.gather(*tasks, return_exceptions=True))
+
+
+def _run(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> None:
+    future = asyncio.ensure_future(awaitable, loop=loop)
+    while not future.done():
+        with suppress(KeyboardInterrupt, SystemExit):  # of a task that user code began itself
+            loop.run_until_complete(future)
+
+
+async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """The value or the error: out of a task, asyncio would raise some of them in the loop itself."""
+    try:
+        return await awaitable, None
+    except BaseException as error:
+        return None, error
+
+
+def _tell(
+    awaitable: Awaitable[Any], answer: Future[Any], task: "asyncio.Task[tuple[Any, BaseException | None]]"
+) -> None:
+    if task.cancelled():  # before its first step
+        _close(awaitable)
+        answer.set_exception(asyncio.CancelledError())
+        return
+    value, error = task.result()
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)
+
+
+def _close(awaitable: Awaitable[Any]) -> None:
+    """Nobody will wait for it: so that Python does not warn of that."""
+    close: Any = getattr(awaitable, "close", None)
+    if close is not None:
+        close()
 
 
 class Concurrently:
@@ -172,25 +279,36 @@ class Concurrently:
         self._begin()
 
     def _begin(self) -> None:
-        while self._waiting and self._num_running < self._concurrency and not self._loop.is_over:
+        if self._loop.is_over:
+            self._waiting.clear()
+        while self._waiting and self._num_running < self._concurrency:
             part = self._waiting[0]
             try:
                 slot = part.todo.pop()
             except IndexError:
                 self._waiting.popleft()
                 continue
+            if part.batch.is_dropped:  # another place passed it on right after
+                continue
             self._num_running += 1
-            self._loop.begin(self._made(part, slot), part)
+            try:
+                self._loop.begin(self._made, Making(part, slot, part.segment.stage), self._ended)
+            except BaseException as error:  # the chain's modes cannot be entered, or no memory is left
+                self._num_running -= 1
+                part.fail(slot, caught(error, part.segment.stage, slot))
 
-    async def _made(self, part: Part, slot: int) -> None:
-        stage = part.segment.stage
+    def _ended(self) -> None:
+        self._num_running -= 1
+        self._begin()
+
+    async def _made(self, making: Making) -> None:
+        part, slot = making.part, making.slot
         try:
-            self._loop.enter(part.batch.chain.enter)
             value = part.take(slot)
             for leg in part.segment.legs:
                 if leg.begin is not None:
                     leg.begin(part.batch.items[slot])
-                for stage, step in leg.steps:  # noqa: B007  # named after an error
+                for making.stage, step in leg.steps:
                     value = step(value)
                     if inspect.isawaitable(value):
                         value = await value
@@ -198,7 +316,4 @@ class Concurrently:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and part.batch.is_dropped:
                 raise
-            part.fail(slot, caught(error, stage, slot))
-        finally:
-            self._num_running -= 1
-            self._begin()
+            part.fail(slot, caught(error, making.stage, slot))

@@ -121,7 +121,7 @@ class Worker:
 
     def _serve(self, part: Part) -> None:
         batch = part.batch
-        if part.todo or batch.is_settled:
+        if (part.todo or batch.is_settled) and not batch.is_dropped:
             self.batch = batch
             try:
                 self._work_on(part)
