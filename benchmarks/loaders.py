@@ -8,7 +8,7 @@ rows, not the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -54,8 +54,9 @@ def stage_loader(
     shuffle: bool = False,
     collate_fn: Collate = default_collate,
     in_order: bool = True,
+    stages: Sequence[Any] = (),
 ) -> Iterable[Any]:
-    """Ours, as a user has it who changed the class name and nothing else."""
+    """Ours, as a user has it who changed the class name and nothing else; or who gave it stages."""
     from torchstage import StageLoader
 
     return StageLoader(
@@ -66,6 +67,7 @@ def stage_loader(
         collate_fn=collate_fn,
         persistent_workers=num_workers > 0,
         in_order=in_order,
+        stages=stages,
     )
 
 

@@ -51,6 +51,8 @@ def make_clip(
             stream.options = {"x264-params": params + ":crf=12:threads=1", "preset": "veryfast"}
         else:
             stream.bit_rate = 8_000_000  # so that small steps of brightness are not saved away
+            if codec == "libvpx-vp9":
+                stream.options = {"deadline": "realtime", "cpu-used": "8"}
         if rotation is not None:
             stream.set_display_rotation(rotation)
         audio = output.add_stream("aac", rate=16_000) if sound else None

@@ -105,9 +105,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     image = pytest.importorskip("PIL.Image")
     path = tmp_path_factory.mktemp("images")
     for number in range(12):
-        (path / "cat dog".split()[number % 2]).mkdir(exist_ok=True)
+        (path / ("cat", "dog")[number % 2]).mkdir(exist_ok=True)
         pixels = torch.arange(3 * 32 * 40).add(number * 17).remainder(251).byte().reshape(32, 40, 3).numpy()
-        image.fromarray(pixels).save(path / "cat dog".split()[number % 2] / f"{number}.jpg")
+        image.fromarray(pixels).save(path / ("cat", "dog")[number % 2] / f"{number}.jpg")
     return path
 
 
