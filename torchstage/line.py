@@ -64,16 +64,19 @@ class Line:
         self.is_collated = self.split.collated and not stages
         asked = (Stage(partial(getitem, dataset), "fetch"),)  # where batching is off
         self.by_sample = self._stations(asked if self.takes_batches and not self.split.collated else self.split.stages)
-        self.after_many = self._stations(self.split.stages) if self.takes_batches and not self.split.collated else ()
+        is_spread = self.takes_batches and not self.split.collated
+        self.after_many = self._stations(self.split.stages, "sample") if is_spread else ()
 
-    def _stations(self, own: Sequence[Stage]) -> tuple[Station, ...]:
+    def _stations(self, own: Sequence[Stage], begins: str | None = None) -> tuple[Station, ...]:
+        """``begins``: what the draws of the first are called, if a batch came before it."""
         stages = (*own, *self.stages)
         found: list[Station] = []
         for number, (stage, label) in enumerate(zip(stages, named(stages), strict=True)):
             where = _where(stage, number)
             is_users = number >= len(own)
             hops = bool(found) and found[-1].where != where
-            draws = f"stage {number - len(own)}" if is_users else f"dataset stage {number}" if hops else None
+            of_dataset = f"dataset stage {number}" if hops else None if number else begins
+            draws = f"stage {number - len(own)}" if is_users else of_dataset
             found.append(Station(label, stage.fn, where, draws, stage.is_async))
         return tuple(found)
 
