@@ -58,7 +58,7 @@ KNOWN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("words", ["", "t t", "2 a", "a x", "x 2"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_batches_are_dataloaders(name, words, num_workers, somewhere):
@@ -83,7 +83,7 @@ def stacked(samples: list[Any]) -> list[Any]:
 TENSORS = TensorDataset(torch.arange(84.0).reshape(21, 4), torch.arange(21))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("collate_fn", [None, stacked])
 @pytest.mark.parametrize("words", ["", "t", "2", "a", "x"])
 @pytest.mark.parametrize("dataset", [TENSORS, Subset(TENSORS, range(2, 19)), StackDataset(TENSORS, Numbers(LENGTH))])
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("words", ["", "t", "2", "a", "x"])
 def test_an_image_folder(words, num_workers, folder, somewhere):
     datasets = pytest.importorskip("torchvision.datasets")

@@ -253,3 +253,27 @@ class Awaited2(Awaited):
     def __init__(self, function: Any) -> None:
         self.function = function
         self.__name__ = type(function).__name__
+
+
+class HoldingBulk(Bulk):
+    """Draws from a generator that it keeps, when it decodes a sample, and from no other."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def fetch_many(self, indices: Sequence[int]) -> list[float]:
+        return list(map(float, indices))
+
+    def decode(self, value: float) -> float:
+        return value + self.rng.random()
+
+
+def test_generators_that_a_dataset_keeps_are_the_sample_s_after_a_bulk_read():
+    def samples(batch_size: int, num_workers: int) -> list[float]:
+        with StageLoader(HoldingBulk(), batch_size, num_workers=num_workers, seed=SEED, collate_fn=list) as loader:
+            return [sample for batch in loader for sample in batch]
+
+    plain = samples(4, 0)
+    assert len({sample % 1 for sample in plain}) == LENGTH
+    for batch_size, num_workers in ((4, 1), (4, 4), (7, 0), (7, 4), (1, 2)):
+        assert samples(batch_size, num_workers) == plain
