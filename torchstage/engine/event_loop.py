@@ -75,7 +75,7 @@ class EventLoop(Worker):
             self._loop = self._new_loop()
             try:
                 super().start(set_up)
-            except BaseException:
+            except RuntimeError:  # after Ctrl-C, too, it has no ident yet, but is about to run
                 if self.thread.ident is None:  # the system has no thread left to give
                     self._loop.close()
                 raise
