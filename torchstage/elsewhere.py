@@ -68,13 +68,17 @@ def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
     def made(value: Any) -> Any:
         sample = coroutines.coming.get()
         _, index, salt = (None, None, 0) if sample is None else sample
+        is_refusal = True
         try:
-            return _submit(executor, steps, value, index, salt).result()
+            future = _submit(executor, steps, value, index, salt)
+            is_refusal = False
+            return future.result()
         except BaseException as error:
-            told = explained(error, steps[0][0], executor)
-            if told is error:
-                raise
-        raise told
+            said, stage = explained(error, executor, steps[0][0], is_refusal=is_refusal)
+            say_stage(said, stage)
+            raise said  # noqa: B904  # it has its cause, or is the error itself
+        finally:
+            future = None  # it refers to the error, whose traceback refers to this frame
 
     return made
 

@@ -244,8 +244,7 @@ class ThreadedIterator(LoaderIterator):
         late = run.late()
         if late is None:
             return words
-        batch, slot, worker = late
-        stage = batch.chain.finish[0][0] if slot < 0 else worker.stage if worker else batch.chain.segments[0].stage
+        batch, slot, stage, worker = late
         words += f": {place(batch, stage, slot if slot >= 0 else None, self._dataset)} is late"
         return words + (f", in thread {worker.thread.name}, which is here:\n{stack_of(worker)}" if worker else ".")
 

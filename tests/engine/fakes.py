@@ -131,6 +131,8 @@ def in_threads(num_threads: int, function: Callable[[int], Any]) -> list[Any]:
 class Elsewhere:
     """A place that runs samples when the test says so, in the test's own thread."""
 
+    runs_user_code = False
+
     def __init__(self) -> None:
         self.called: list[tuple[Part, int]] = []
 

@@ -227,8 +227,8 @@ def test_time_runs_out_and_the_batch_can_still_be_had_later():
         for _ in range(2):
             with pytest.raises(TimedOut):
                 next_of(run, timeout_seconds=0.005)
-        batch, slot, worker = run.late()
-        assert (batch.number, slot, worker) == (0, 0, pool.workers[0])
+        batch, slot, stage, worker = run.late()
+        assert (batch.number, slot, stage, worker) == (0, 0, "fetch", pool.workers[0])
         gate.open()
         assert [batch.value for batch in rest_of(run)] == [[7], [8]]
         assert run.late() is None
@@ -239,8 +239,8 @@ def test_what_is_late_is_told_also_where_the_last_stage_is():
     with pool_of(1) as pool:
         run = run_of(pool, [[7]], chain_of(str, ("collate", lambda values, indices: gate(values))))
         gate.wait_until_inside()
-        _, slot, worker = run.late()
-        assert (slot, worker) == (-1, pool.workers[0])
+        _, slot, stage, worker = run.late()
+        assert (slot, stage, worker) == (-1, "collate", pool.workers[0])
         gate.open()
         next_of(run)
 

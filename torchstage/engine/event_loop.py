@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from torchstage.engine.segment import Worker, alive, join
-from torchstage.engine.ticket import Part, caught
+from torchstage.engine.ticket import Batch, Part, caught
 
 _left_behind: list[asyncio.AbstractEventLoop] = []  # in a forked child: loops whose files are the parent's to close
 
@@ -184,6 +184,11 @@ class EventLoop(Worker):
             return
         task.add_done_callback(partial(_tell, awaitable, answer))
 
+    def where(self, batch: Batch, slot: int) -> tuple[str, Worker | None] | None:
+        """As ``Pool.where``."""
+        made = list(self._tasks.values())
+        return next(((one.stage, None) for one in made if one.part.batch is batch and one.slot == slot), None)
+
     def leave(self) -> None:
         """Cancel what belongs to dropped batches. Safe in a finalizer."""
         self.tell(self._cancel_dropped)
@@ -263,6 +268,8 @@ def _close(awaitable: Awaitable[Any]) -> None:
 
 class Concurrently:
     """The place of a segment of coroutines: at most ``concurrency`` of them at once, in an event loop."""
+
+    runs_user_code = False
 
     def __init__(self, loop: EventLoop, concurrency: int) -> None:
         self._loop = loop

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torchstage.engine.segment import Worker
-from torchstage.engine.ticket import Failure, Part
+from torchstage.engine.ticket import Batch, Failure, Part, caught
 
 STAGE = "_torchstage_stage"  # attribute of an error: the stage that it was raised in, where several run together
 
@@ -35,29 +36,37 @@ def say_stage(error: BaseException, stage: str) -> None:
         BaseException.__setattr__(error, STAGE, stage)  # whatever its class has to say to that
 
 
-def explained(error: BaseException, stage: str, executor: Executor) -> BaseException:
-    """The error, or one that tells what to do if the executor died."""
-    if not (isinstance(error, BrokenExecutor | CancelledError) or "after shutdown" in str(error)):
-        return error
+def explained(error: BaseException, executor: Executor, first: str, *, is_refusal: bool) -> tuple[BaseException, str]:
+    """The error that a caller is told, and its stage: where the executor itself failed, what to do about that.
+
+    ``is_refusal``: it came out of ``submit``, and not out of what was submitted.
+    """
+    is_users = hasattr(error, "__dict__") and STAGE in vars(error)
+    stage = stage_of(error, first)
+    if is_users or not isinstance(error, RuntimeError if is_refusal else BrokenExecutor | CancelledError):
+        return error, stage
+    name = type(executor).__name__
     died = ExecutorDiedError(
-        f"Stage {stage!r}: its executor, a {type(executor).__name__}, takes no more work or lost a sample that it had "
-        f"({error!r}). A process may have been killed (out of memory, a crash in native code), or the executor "
-        "was shut down while the loader used it. Keep it open until the loader is closed, or make a new one "
-        "and a new Stage."
+        f"Stage {stage!r}: its executor, a {name}, takes no more work or lost a sample that it had ({error!r}). A "
+        "process may have been killed (out of memory, a crash in native code), or the executor was shut down while the "
+        "loader used it. Keep it open until the loader is closed, or make a new one and a new Stage."
     )
     died.__cause__ = error
-    return died
+    return died, stage
 
 
 class InExecutor:
     """The place of a segment that an executor runs; an annex of a pool."""
+
+    runs_user_code = True  # submit
 
     def __init__(self, executor: Executor, submit: Submit, concurrency: int | None) -> None:
         self._executor = executor
         self._submit = submit
         self._room: list[None] | None = None if concurrency is None else [None] * concurrency
         self._waiting: deque[Part] = deque()  # one for each sample
-        self._given: dict[Future[Any], Part] = {}
+        self._given: dict[Future[Any], tuple[Part, int]] = {}
+        self._is_over = False
         self._givers: set[int] = set()  # threads: an executor may run a sample, and call back, inside submit
 
     def call(self, part: Part, num_samples: int) -> None:
@@ -71,6 +80,9 @@ class InExecutor:
 
     def _give(self) -> None:
         thread = threading.get_ident()
+        if self._is_over:  # here in a finalizer, maybe
+            self._waiting.clear()
+            return
         if thread in self._givers:  # it goes on where it came from
             return
         self._givers.add(thread)
@@ -92,6 +104,9 @@ class InExecutor:
             except IndexError:  # another thread took the last one, or the batch was dropped
                 self._give_back_room()
                 continue
+            if part.batch.is_dropped:  # another place passed it on right after
+                self._give_back_room()
+                continue
             self._give_one(part, slot)
 
     def _give_back_room(self) -> None:
@@ -101,44 +116,52 @@ class InExecutor:
     def _give_one(self, part: Part, slot: int) -> None:
         try:
             future = self._submit(part, slot, part.take(slot))
-        except BaseException as error:
+            self._given[future] = part, slot
+            future.add_done_callback(partial(self._done, part, slot))
+        except BaseException as error:  # also if what came is no future
             self._give_back_room()
-            self._fail(part, slot, error)
-            return
-        self._given[future] = part
-        future.add_done_callback(lambda done: self._done(done, part, slot))
+            self._fail(part, slot, caught(error, "").error, is_refusal=True)
 
-    def _done(self, future: Future[Any], part: Part, slot: int) -> None:
+    def _done(self, part: Part, slot: int, future: Future[Any]) -> None:
         """In whatever thread the executor says so."""
         self._given.pop(future, None)
         self._give_back_room()
         try:
-            if not part.batch.is_dropped:
-                try:
-                    value = future.result()
-                except BaseException as error:
-                    self._fail(part, slot, error)
-                else:
-                    try:
-                        part.conclude(slot, value)
-                    except BaseException as error:
-                        self._fail(part, slot, error)
+            if part.batch.is_dropped or self._is_over:
+                return
+            # Not raised here: its traceback would lead to the frame that calls back, that to the future, that to it.
+            error = CancelledError() if future.cancelled() else future.exception()
+            if error is None:
+                part.conclude(slot, future.result())
+            else:
+                self._fail(part, slot, error)
+        except BaseException as error:
+            self._fail(part, slot, caught(error, "").error)
         finally:
             self._give()
 
-    def _fail(self, part: Part, slot: int, error: BaseException) -> None:
-        stage = stage_of(error, part.segment.stage)
-        part.fail(slot, Failure(explained(error, stage, self._executor), stage, slot))
+    def _fail(self, part: Part, slot: int, error: BaseException, *, is_refusal: bool = False) -> None:
+        first = part.segment.stage
+        said, stage = explained(error, self._executor, first, is_refusal=is_refusal)
+        part.fail(slot, Failure(said, stage, slot))
+
+    def where(self, batch: Batch, slot: int) -> tuple[str, Worker | None] | None:
+        """As ``Pool.where``."""
+        given = list(self._given.values())
+        return next(((part.segment.stage, None) for part, at in given if part.batch is batch and at == slot), None)
 
     def leave(self) -> None:
         """Take back what belongs to dropped batches."""
-        for future, part in list(self._given.items()):
+        for future, (part, _) in list(self._given.items()):
             if part.batch.is_dropped:
                 with suppress(Exception):
                     future.cancel()
 
     def abandon(self) -> None:
-        """Take back all. The executor is the user's: it is not shut down."""
+        """Take back all. The executor is the user's: it is not shut down. What was cancelled is told at once, here, and
+        must not give the executor more: a finalizer may come while its lock is held."""
+        self._is_over = True
+        self._waiting.clear()
         for future in list(self._given):
             with suppress(Exception):
                 future.cancel()
@@ -148,10 +171,12 @@ class InExecutor:
         while self._given and time.monotonic() < deadline:
             future = next(iter(list(self._given)), None)
             if future is not None:
-                with suppress(BaseException):
+                with suppress(Exception):
                     future.exception(max(0.0, deadline - time.monotonic()))
         return []
 
     def forget(self) -> None:
         """In a forked child."""
+        self._is_over = True
         self._given.clear()
+        self._waiting.clear()

@@ -159,7 +159,10 @@ class Run:
         """If it begins elsewhere than in the pool, call that, once: Ctrl-C may have come before."""
         place = batch.first.segment.place
         if place is not None and not batch.is_called:
-            place.call(batch.first, batch.size)
+            if place.runs_user_code:
+                self._pool.call(batch.first, 1)
+            else:
+                place.call(batch.first, batch.size)
             batch.is_called = True
 
     def _call_lanes(self) -> None:
@@ -240,14 +243,15 @@ class Run:
             self._call(batch)
         return batch
 
-    def late(self) -> tuple[Batch, int, Worker | None] | None:
-        """What the consumer waits for: the batch, the lowest slot that is not settled, and the thread that is on it."""
+    def late(self) -> tuple[Batch, int, str, Worker | None] | None:
+        """What the consumer waits for: the batch, the lowest slot that is not settled (-1: all are), the stage that
+        it is in or waits for, and the thread that is on it, if it is one of ours."""
         batch = next((batch for batch in self._in_flight if not batch.done), None)
         if batch is None:
             return None
         slot = next((slot for slot in range(batch.size) if slot not in batch.settled), -1)
-        on_it = (worker for worker in self._pool.workers if worker.batch is batch and worker.slot == slot)
-        return batch, slot, next(on_it, None)
+        stage, worker = self._pool.where(batch, slot) or (batch.stage_before(slot), None)
+        return batch, slot, batch.chain.finish[0][0] if slot < 0 else stage, worker
 
     def abandon(self) -> None:
         """Leave what is in flight undone. Waits for nothing; safe in a finalizer."""

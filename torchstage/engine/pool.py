@@ -38,6 +38,10 @@ class Annex(Protocol):
         """Cancel what belongs to dropped batches. Waits for nothing; safe in a finalizer."""
         ...
 
+    def where(self, batch: Batch, slot: int) -> tuple[str, Worker | None] | None:
+        """As ``Pool.where``."""
+        ...
+
     def join(self, deadline: float) -> list[Worker]:
         """As ``Pool.join``."""
         ...
@@ -53,6 +57,8 @@ class Pool:
     ``has_lanes``: each thread has a channel of its own, and gets the batches whose chain names it. ``annexes``: where
     else its batches go; added before the pool starts. ``is_annex``: it is one itself, and finishes no batch.
     """
+
+    runs_user_code = False
 
     def __init__(self, num_threads: int, name: str, has_lanes: bool = False, *, is_annex: bool = False) -> None:
         self.num_threads = num_threads
@@ -118,6 +124,13 @@ class Pool:
             return
         for _ in range(max(1, min(num_samples, self.num_threads))):
             self.channels[0].put_urgent(part)
+
+    def where(self, batch: Batch, slot: int) -> tuple[str, Worker | None] | None:
+        """The stage that a sample is in at this moment, and the thread if it is one of ours; None if it waits."""
+        for worker in self.workers:
+            if worker.batch is batch and worker.slot == slot:
+                return worker.stage, worker
+        return next((found for annex in self.annexes if (found := annex.where(batch, slot)) is not None), None)
 
     def leave(self) -> None:
         """What belongs to dropped batches is not begun any more; elsewhere it is cancelled."""

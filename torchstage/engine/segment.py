@@ -124,7 +124,10 @@ class Worker:
         if (part.todo or batch.is_settled) and not batch.is_dropped:
             self.batch = batch
             try:
-                self._work_on(part)
+                if part.todo and part.segment.place is not None and not self.is_annex:
+                    part.segment.place.call(part, len(part.todo))  # for the consumer
+                else:
+                    self._work_on(part)
             except BaseException as error:  # ours, or no memory left: the consumer must hear of it, not wait for ever
                 if not batch.done:
                     batch.drop()

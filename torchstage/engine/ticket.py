@@ -55,6 +55,12 @@ SKIPPED = Skipped()
 class Place(Protocol):
     """Who runs a segment: the pool's own threads, other threads, an event loop, an executor."""
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether ``call`` does: then the consumer's thread leaves it to others. Ctrl-C may break off what it does
+        between any two steps, and it has its time-out to look after."""
+        ...
+
     def call(self, part: "Part", num_samples: int) -> None:
         """That many samples more wait in the part. From any thread; never blocks."""
         ...
@@ -249,6 +255,15 @@ class Batch:
     def is_settled(self) -> bool:
         """Whether every sample is there."""
         return len(self.settled) >= self.size
+
+    def stage_before(self, slot: int) -> str:
+        """The stage that the sample waits for."""
+        part: Part | None = self.first.next
+        while part is not None:
+            if slot in part.waiting:
+                return part.segment.stage
+            part = part.next
+        return self.chain.segments[0].stage
 
     def spread(self, values: Any, items_of: Callable[[Any], Sequence[Any]]) -> list[Any]:
         """From now on it is a batch of these samples, one for each index that the whole of it had."""
