@@ -21,9 +21,9 @@ class Budget:
         self.num_bytes = num_bytes
         self.largest_batch = 0
 
-    def measure(self, batch: Any) -> None:
-        """Count a batch, or the samples that it is made of. From any thread: a lost update is measured again soon."""
-        self.largest_batch = max(self.largest_batch, size_of(batch))
+    def measure(self, num_bytes: int) -> None:
+        """Count a batch, with the samples that it was made of. From any thread: a lost update is made up for soon."""
+        self.largest_batch = max(self.largest_batch, num_bytes)
 
     @property
     def num_batches(self) -> int:

@@ -24,9 +24,8 @@ def remember(seeds: Seeds | None) -> Callable[[Any], None]:
     """What is told which sample comes, before its stages are called in the same context."""
 
     def begin(item: Any) -> None:
-        if seeds is not None:
-            index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
-            coming.set((seeds, index, salt))
+        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        coming.set(None if seeds is None else (seeds, index, salt))
 
     return begin
 

@@ -29,6 +29,11 @@ class Where:
     number: int | None = None
 
     @property
+    def draws_on(self) -> bool:
+        """Whether a stage goes on drawing where its neighbour at the same place stopped: threads alone."""
+        return self.executor is None and not self.is_async
+
+    @property
     def is_home(self) -> bool:
         """Whether it is the loader's own threads."""
         return self == HOME
@@ -74,9 +79,10 @@ class Line:
         for number, (stage, label) in enumerate(zip(stages, named(stages), strict=True)):
             where = _where(stage, number)
             is_users = number >= len(own)
-            hops = bool(found) and found[-1].where != where
-            of_dataset = f"dataset stage {number}" if hops else None if number else begins
-            draws = f"stage {number - len(own)}" if is_users else of_dataset
+            draws = f"stage {number - len(own)}" if is_users else begins
+            if not is_users and number:  # where the one before it stopped drawing, only a neighbour in its thread knows
+                goes_on = found[-1].where == where and where.draws_on
+                draws = None if goes_on else f"dataset stage {number}"
             found.append(Station(label, stage.fn, where, draws, stage.is_async))
         return tuple(found)
 

@@ -17,7 +17,7 @@ import torch.utils.data as torch_data
 
 from torchstage import rng
 from torchstage.assembly import Assembly, Wrap
-from torchstage.budget import Budget
+from torchstage.budget import Budget, size_of
 from torchstage.buffers import Ring
 from torchstage.collate import explained
 from torchstage.copies import Private
@@ -147,20 +147,20 @@ def _as_it_is(batch: Any, indices: Any) -> Any:
 
 def finish_of(collate: Function, recipe: Recipe) -> tuple[tuple[str, Function], ...]:
     """What is done with the samples of a batch once all are there."""
-    steps = [("collate", collate)]
+    steps = [("collate", collate if recipe.budget is None else partial(_measured, recipe.budget, collate))]
     if recipe.pin is not None:
         steps.append(("pin_memory", recipe.pin))
     if recipe.move is not None:
         steps.append(("transfer", recipe.move))
-    if recipe.budget is not None:
-        measured = partial(_measured, recipe.budget)
-        steps = [("collate", measured), *steps, ("collate", measured)]
     return tuple(steps)
 
 
-def _measured(budget: Budget, value: Any, indices: Any) -> Any:
-    budget.measure(value)
-    return value
+def _measured(budget: Budget, collate: Function, samples: Any, indices: Any) -> Any:
+    """``collate``, after which both what it was given and what it made are there, for a while."""
+    num_bytes = size_of(samples)
+    batch = collate(samples, indices)
+    budget.measure(num_bytes + size_of(batch))
+    return batch
 
 
 def window(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchstage import rng
+from torchstage.coroutines import drawing, remember
 from torchstage.errors import placed
 from torchstage.line import Line, Station
 from torchstage.seeds import Seeds
@@ -25,10 +26,13 @@ def trace(line: Line, index: Any, seeds: Seeds | None, run_coroutine: RunCorouti
     else:
         first, rest = None, line.by_sample
     steps: list[tuple[str, Callable[[Any], Any], str | None]] = [] if first is None else [("fetch", first, None)]
-    steps += [(station.label, _waited_for(station, run_coroutine), station.draws) for station in rest]
+    steps += [
+        (station.label, _waited_for(station, run_coroutine, draws=seeds is not None), station.draws) for station in rest
+    ]
     if seeds is None:
         return _traced(steps, index, lambda draws: None)
     with rng.drawing_from(rng.Scope()) as scope:
+        remember(seeds)(index)
         return _traced(steps, index, lambda draws: scope.begin(seeds, draws, index))
 
 
@@ -61,5 +65,13 @@ def _of_one(line: Line, run_coroutine: RunCoroutine) -> Callable[[Any], Any]:
     return fetch
 
 
-def _waited_for(station: Station, run_coroutine: RunCoroutine) -> Callable[[Any], Any]:
-    return (lambda value: run_coroutine(station.function(value))) if station.is_async else station.function
+def _waited_for(station: Station, run_coroutine: RunCoroutine, *, draws: bool) -> Callable[[Any], Any]:
+    if not station.is_async:
+        return station.function
+    # Its draws go with the coroutine: in a notebook, another thread runs it.
+    function = drawing(station.function, station.draws or "sample", _nobodys) if draws else station.function
+    return lambda value: run_coroutine(function(value))
+
+
+def _nobodys() -> None:
+    """Here nothing is anybody's own."""
