@@ -143,6 +143,9 @@ class Pool:
         seconds = self.meter.sample_seconds
         self.meter.forget()
         self.parking.look(now, None)
+        for annex in self.annexes:  # whose threads may wait for one another, too
+            if isinstance(annex, Pool):
+                annex.let_loose(now)
         return seconds is not None and seconds < VISIT_SECONDS
 
     def abandon(self) -> None:
