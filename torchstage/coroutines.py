@@ -31,7 +31,7 @@ def remember(seeds: Seeds | None) -> Callable[[Any], None]:
 
 
 def drawing(
-    function: Callable[[Any], Awaitable[Any]], draws: str, private: Callable[[], Any]
+    function: Callable[[Any], Awaitable[Any]], draws: str, private: Callable[[], Any] = lambda: None
 ) -> Callable[[Any], Awaitable[Any]]:
     """``function``, whose coroutine draws for the sample that was told last; also from the generators that the calling
     thread's own copy of it keeps."""

@@ -69,9 +69,5 @@ def _waited_for(station: Station, run_coroutine: RunCoroutine, *, draws: bool) -
     if not station.is_async:
         return station.function
     # Its draws go with the coroutine: in a notebook, another thread runs it.
-    function = drawing(station.function, station.draws or "sample", _nobodys) if draws else station.function
+    function = drawing(station.function, station.draws or "sample") if draws else station.function
     return lambda value: run_coroutine(function(value))
-
-
-def _nobodys() -> None:
-    """Here nothing is anybody's own."""
