@@ -7,6 +7,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -161,6 +162,15 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         leaks = look_at_belongings().gained_since(before)
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def short_switch_interval() -> Iterator[None]:
+    """Threads switch as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 TEST_FAILED = pytest.StashKey[bool]()

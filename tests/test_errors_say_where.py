@@ -3,47 +3,21 @@
 import dataclasses
 import gc
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
 import torchvision
+from raising import Raising, closed_loader_of
 from torch.utils.data import Dataset, Subset
 
-from torchstage import StageLoader
 from torchstage.errors import file_of
 
 PATIENCE_SECONDS = 20.0
 
-
-class Raising(Dataset):
-    """Raises for some indices; what is given for the others does not matter."""
-
-    def __init__(self, errors, length=16):
-        self.errors = errors
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if index in self.errors:
-            raise self.errors[index]
-        return index
-
-
-@pytest.fixture
-def loader_of():
-    """Makes loaders, and closes them: an error that the dataset keeps would keep the iterator it was raised through."""
-    with ExitStack() as loaders:
-
-        def make(dataset, num_workers=2, **arguments):
-            arguments = {"batch_size": 4, "num_workers": num_workers, **arguments}
-            return loaders.enter_context(StageLoader(dataset, **arguments))
-
-        yield make
+loader_of = closed_loader_of  # the fixture
 
 
 @pytest.fixture(params=[0, 1, 2])

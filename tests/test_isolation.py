@@ -9,7 +9,6 @@ import copy
 import functools
 import pickle
 import sqlite3
-import sys
 import threading
 from contextlib import closing
 
@@ -233,14 +232,6 @@ class Racing(Opened):
             if value != index:
                 return value
         return index
-
-
-@pytest.fixture
-def short_switch_interval():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def test_with_a_handle_for_each_thread_the_same_dataset_gives_right_data(path, short_switch_interval):

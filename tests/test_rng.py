@@ -7,27 +7,14 @@ import threading
 import numpy as np
 import pytest
 import torch
-from drawing import SEEDS, states_kept
+from drawing import SEEDS
 
 from torchstage import rng
 
-pytest_plugins = "outside"
+pytest_plugins = ("outside", "scoped")
+pytestmark = pytest.mark.usefixtures("process_keeps_its_states")
 
 PATIENCE_SECONDS = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _the_process_keeps_its_states():
-    with states_kept():
-        yield
-    assert rng.current() is None
-
-
-@pytest.fixture
-def scope():
-    with rng.drawing_from(rng.Scope()) as scope:
-        scope.begin(SEEDS, "sample", 0)
-        yield scope
 
 
 def draws():

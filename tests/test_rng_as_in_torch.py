@@ -6,24 +6,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from drawing import SEEDS, states_kept
+from drawing import SEEDS
 from torch.utils.data import DataLoader
 
 from torchstage import rng
 
-
-@pytest.fixture(autouse=True)
-def _the_process_keeps_its_states():
-    with states_kept():
-        yield
-    assert rng.current() is None
-
-
-@pytest.fixture
-def scope():
-    with rng.drawing_from(rng.Scope()) as scope:
-        scope.begin(SEEDS, "sample", 0)
-        yield scope
+pytest_plugins = "scoped"
+pytestmark = pytest.mark.usefixtures("process_keeps_its_states")
 
 
 # As in torch's worker --------------------------------------------------------------------------------------

@@ -7,25 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from drawing import SEEDS, states, states_kept
+from drawing import states
 
 from torchstage import rng
 
-pytest_plugins = "outside"
-
-
-@pytest.fixture(autouse=True)
-def _the_process_keeps_its_states():
-    with states_kept():
-        yield
-    assert rng.current() is None
-
-
-@pytest.fixture
-def scope():
-    with rng.drawing_from(rng.Scope()) as scope:
-        scope.begin(SEEDS, "sample", 0)
-        yield scope
+pytest_plugins = ("outside", "scoped")
+pytestmark = pytest.mark.usefixtures("process_keeps_its_states")
 
 
 # Nobody else notices ---------------------------------------------------------------------------------------

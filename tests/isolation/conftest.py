@@ -1,19 +1,19 @@
-"""Fixtures of the tests of isolation: threads that switch as often as they can."""
+"""The tests of isolation: a file that they read, and which of them may fail."""
 
-import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from .breaking_handles import records
 from .not_yet import why_it_may_fail
 
 
 @pytest.fixture
-def short_switch_interval() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
+def path(tmp_path: Path) -> Path:
+    """A file of one record for each sample."""
+    path = tmp_path / "records"
+    path.write_bytes(records())
+    return path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

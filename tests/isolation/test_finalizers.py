@@ -14,13 +14,6 @@ from .stories import NUM_SAMPLES, Case, Numbered, caught_warnings, pause, values
 RIGHT = list(range(NUM_SAMPLES))
 
 
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "records"
-    path.write_bytes(records())
-    return path
-
-
 def two_epochs(dataset, isolation="auto"):
     with caught_warnings():
         loader = Case(dataset).loader(isolation=isolation)

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from torchstage import StageLoader
 
 from .breaking import COPIED
-from .breaking_handles import Seeking, records
+from .breaking_handles import Seeking
 from .breaking_state import Counting
 from .stories import (
     NUM_SAMPLES,
@@ -105,13 +105,6 @@ def assert_each_thread_counts_for_itself(numbers):
 
 
 # By hand ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "records"
-    path.write_bytes(records())
-    return path
 
 
 def test_shared_is_shared_whatever_it_holds(path):

@@ -8,16 +8,8 @@ import pytest
 from torch.utils.data import Subset, get_worker_info
 from watching import seconds_until
 
-from .breaking_handles import RECORD_BYTES, Seeking, records
+from .breaking_handles import RECORD_BYTES, Seeking
 from .stories import NUM_SAMPLES, Case, Numbered, pause, values_of
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "records"
-    path.write_bytes(records())
-    return path
-
 
 # Handles of the copies -------------------------------------------------------------------------------------
 

@@ -5,17 +5,10 @@ import threading
 
 import pytest
 
-from .breaking_handles import RECORD_BYTES, records
+from .breaking_handles import RECORD_BYTES
 from .stories import NUM_SAMPLES, NUM_THREADS, PATIENCE_SECONDS, Case, Numbered, caught_warnings, pause, values_of
 
 RIGHT = list(range(NUM_SAMPLES))
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "records"
-    path.write_bytes(records())
-    return path
 
 
 class Pooled(Numbered):
