@@ -231,6 +231,7 @@ if __name__ == "__main__":
 
     import torchstage  # noqa: F401
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
     gc.freeze()  # what is imported stays: collecting it at the end of each fork would take most of the time
     script = serve()
     if script is not None:
