@@ -67,7 +67,7 @@ def test_a_file_that_does_not_answer_does_not_hold_the_event_loop(tmp_path: Path
         await writing
         return await reading
 
-    with pytest.raises(OSError, match="seek|pipe"):  # a pipe has no places; the loop lived to hear of it
+    with pytest.raises(OSError, match=r"seek|pipe"):  # a pipe has no places; the loop lived to hear of it
         asyncio.run(read_and_write())
 
 
