@@ -18,6 +18,7 @@ NAMES = (
     "cheap_memory",
     "tensor_dataset",
     "decode_images",
+    "decode_large_images",
     "video",
     "video_waits",
     "latency_fetch",

@@ -83,8 +83,20 @@ FLOOR_1 = {
     "nested": set(),
     "streams": set(),
     # For stages to use; they know of no loader.
-    "decode.image": {"decode.fault", "decode.image_pixels"},
-    "decode.image_pixels": {"decode.fault"},
+    "decode.image": {
+        *("decode.fault", "decode.image_colour", "decode.image_open", "decode.image_pillow"),
+        *("decode.image_request", "decode.image_torchvision"),
+    },
+    "decode.image_torchvision": {
+        *("decode.image_open", "decode.image_pillow", "decode.image_pixels", "decode.image_request"),
+    },
+    "decode.image_pillow": {
+        *("decode.image_colour", "decode.image_open", "decode.image_pixels", "decode.image_request"),
+    },
+    "decode.image_colour": {"decode.image_open", "decode.image_request"},
+    "decode.image_pixels": {"decode.image_open", "decode.image_request"},
+    "decode.image_open": set(),
+    "decode.image_request": set(),
     "decode.video": {
         *("decode.fault", "decode.video_choice", "decode.video_open", "decode.video_pyav", "decode.video_torchcodec"),
     },

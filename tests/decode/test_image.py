@@ -1,188 +1,182 @@
-"""decode_image: what comes out of ordinary pictures, the same as Pillow's own."""
+"""decode_image: what comes out for plain arguments: sources, sizes, filters, dtypes; and what wrong ones are told."""
 
-import io
-import threading
+import inspect
+import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Dataset, default_collate
 
-from tests.decode.pictures import by_pillow, encoded, noise, picture, with_orientation
-from torchstage.decode import DecodeError, ImageInfo, decode_image, image_info
+from tests.decode.pictures import encoded, noise, opened, smooth, tensor
+from torchstage import StageLoader
+from torchstage.decode import decode_image
 
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_pixels_are_pillow_s(format: str, mode: str) -> None:
-    data = encoded(picture("RGB"), format)
-    decoded = decode_image(data, mode=mode)
-    assert decoded.dtype is torch.uint8
-    assert decoded.is_contiguous()
-    assert torch.equal(decoded, by_pillow(data, mode))
+PIXELS = noise()
+PNG = encoded(PIXELS)
+FILTERS = ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
-def test_a_path_is_as_good_as_bytes(tmp_path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(encoded(picture()))
-    expected = by_pillow(path.read_bytes())
-    for source in (path, str(path), path.read_bytes(), bytearray(path.read_bytes()), memoryview(path.read_bytes())):
-        assert torch.equal(decode_image(source), expected)
+@pytest.fixture
+def png(tmp_path):
+    path = tmp_path / "noise.png"
+    path.write_bytes(PNG)
+    return path
 
 
-def test_the_tensor_owns_its_memory() -> None:
-    data = encoded(picture())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decoded = decode_image(data)
-    decoded.zero_()
-    assert torch.equal(decode_image(data), by_pillow(data))
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_every_kind_are_decoded(kind):
+    assert torch.equal(decode_image(kind(PNG)), tensor(PIXELS))
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [(10, (10, 20)), ((7, 9), (7, 9)), ([7, 9], (7, 9)), (20, (20, 40)), (64, (64, 128)), (None, (20, 40))],
-)
-def test_an_integer_size_is_the_shorter_side(size, expected) -> None:
-    data = encoded(picture())
-    decoded = decode_image(data, size)
-    assert tuple(decoded.shape) == (3, *expected)
-    assert torch.equal(decoded, by_pillow(data, size=expected if expected != (20, 40) else None))
+def test_a_memoryview_with_gaps_is_decoded():
+    gapped = memoryview(bytes(byte for pair in zip(PNG, PNG, strict=True) for byte in pair))[::2]
+    assert torch.equal(decode_image(gapped), tensor(PIXELS))
 
 
-def test_a_tall_picture_keeps_its_aspect() -> None:
-    assert decode_image(encoded(picture(height=40, width=20)), 10).shape == (3, 20, 10)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_are_decoded(kind, png):
+    assert torch.equal(decode_image(kind(png)), tensor(PIXELS))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_every_orientation_is_turned_as_pillow_turns_it(orientation: int, format: str) -> None:
-    data = with_orientation(picture(), orientation, format)
-    decoded = decode_image(data)
-    assert tuple(decoded.shape) == ((3, 40, 20) if orientation >= 5 else (3, 20, 40))
-    assert torch.equal(decoded, by_pillow(data))
-    assert torch.equal(decode_image(data, exif_orientation=False), by_pillow(data, upright=False))
+def test_a_file_too_large_to_be_read_at_once_is_read_in_parts(png, monkeypatch):
+    monkeypatch.setattr("torchstage.decode.image_open.MAX_BYTES_READ_AT_ONCE", 100)
+    assert torch.equal(decode_image(png), tensor(PIXELS))
 
 
-def test_size_means_the_upright_picture() -> None:
-    data = with_orientation(picture(), 6)
-    assert torch.equal(decode_image(data, (10, 6)), by_pillow(data, size=(10, 6)))
+def test_the_result_is_contiguous_uint8_of_three_channels():
+    result = decode_image(PNG)
+    assert (result.shape, result.dtype, result.is_contiguous()) == ((3, 20, 40), torch.uint8, True)
 
 
-def test_a_large_jpeg_may_be_drafted() -> None:
-    data = encoded(Image.fromarray(noise(320, 480)), "JPEG")
-    exact, drafted = decode_image(data, (64, 96)), decode_image(data, (64, 96), draft=True)
-    assert drafted.shape == exact.shape
-    assert not torch.equal(drafted, exact)
-    assert (drafted.float() - exact.float()).abs().mean() < 3
-    turned = with_orientation(Image.fromarray(noise(320, 480)), 6)
-    assert decode_image(turned, (96, 64), draft=True).shape == (3, 96, 64)
+def test_the_result_owns_its_memory():
+    source = bytearray(PNG)
+    result = decode_image(source)
+    source[:] = bytes(len(source))
+    result.add_(1)  # read-only memory would have warned, and this would end the process
+    assert torch.equal(result - 1, tensor(PIXELS))
+    assert result.untyped_storage().nbytes() == result.numel()
 
 
-def test_nothing_is_drafted_that_is_not_twice_as_large() -> None:
-    data = encoded(Image.fromarray(noise(100, 150)), "JPEG")
-    assert torch.equal(decode_image(data, (64, 96), draft=True), decode_image(data, (64, 96)))
+@pytest.mark.parametrize("format", ["BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP", "TGA"])
+def test_common_formats_equal_pillow(format):
+    data = encoded(smooth(33, 47), format)
+    assert torch.equal(decode_image(data), tensor(opened(data).convert("RGB")))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.float32])
-def test_other_dtypes_hold_the_same_values(dtype: torch.dtype) -> None:
-    data = encoded(picture())
-    decoded, bytes_ = decode_image(data, dtype=dtype), decode_image(data)
-    assert decoded.dtype is dtype
-    full = 257 if dtype is torch.uint16 else 1 / 255
-    assert torch.allclose(decoded.double(), bytes_.double() * full, atol=1e-6)
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("size", [(10, 15), (50, 30), (20, 40), (1, 1)])
+def test_an_exact_size_is_height_and_width_by_pillow_filter(interpolation, size):
+    expected = Image.fromarray(PIXELS).resize(size[::-1], Image.Resampling[interpolation.upper()])
+    assert torch.equal(decode_image(PNG, size, interpolation=interpolation), tensor(expected))
 
 
-@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")  # it says so itself
-def test_torchvision_decodes_plain_jpegs_where_it_is_asked_to() -> None:
-    pytest.importorskip("torchvision")
-    data = encoded(Image.fromarray(noise(200, 300)), "JPEG", quality=95)
-    exact, other = decode_image(data, (100, 150)), decode_image(data, (100, 150), backend="torchvision")
-    assert other.shape == exact.shape
-    assert (other.float() - exact.float()).abs().mean() < 2
-    turned = with_orientation(Image.fromarray(noise(200, 300)), 6)
-    assert decode_image(turned, backend="torchvision").shape == (3, 300, 200)
-    assert decode_image(turned, backend="torchvision", exif_orientation=False).shape == (3, 200, 300)
-    png = encoded(picture("RGBA"))
-    assert torch.equal(decode_image(png, backend="torchvision"), decode_image(png))
+@pytest.mark.parametrize(("height", "width"), [(20, 40), (40, 20), (33, 33), (375, 500), (7, 1000)])
+@pytest.mark.parametrize("size", [5, 64, 224])
+def test_a_whole_number_is_the_shorter_side_as_in_torchvision(height, width, size):
+    transforms = pytest.importorskip("torchvision.transforms")
+    image = smooth(height, width)
+    expected = tensor(transforms.Resize(size)(image))
+    assert torch.equal(decode_image(encoded(image), size), expected)
 
 
-def test_the_header_can_be_asked_for_alone() -> None:
-    assert image_info(with_orientation(picture(), 6)) == ImageInfo("JPEG", "RGB", 20, 40, 1, 6)
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGBA", 4), ("L", 1), ("LA", 2)])
+@pytest.mark.parametrize("source", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I", "I;16"])
+def test_the_number_of_channels_is_the_one_of_the_mode(mode, channels, source):
+    image = Image.new(source, (3, 2)) if source.startswith("I") else smooth(2, 3).convert(source)
+    data = encoded(image, "TIFF" if source in ("CMYK", "I") else "PNG")
+    assert decode_image(data, mode=mode).shape == (channels, 2, 3)
 
 
-def test_many_threads_decode_what_one_does() -> None:
-    sources = [encoded(Image.fromarray(noise(seed=seed)), "JPEG") for seed in range(16)] * 8
-    together = threading.Barrier(8)
-
-    def decode(source: bytes) -> torch.Tensor:
-        return decode_image(source, (17, 23))
-
-    with ThreadPoolExecutor(8, initializer=together.wait) as pool:
-        found = list(pool.map(decode, sources))
-    assert all(torch.equal(one, decode(source)) for one, source in zip(found, sources, strict=True))
+def test_other_dtypes_are_the_same_levels_in_their_own_range():
+    levels = decode_image(PNG)
+    floats = decode_image(PNG, dtype=torch.float32)
+    wide = decode_image(PNG, dtype=torch.uint16)
+    assert torch.equal(floats, levels / 255)
+    assert wide.dtype == torch.uint16
+    assert np.array_equal(wide.numpy(), levels.numpy().astype(np.uint16) * 257)
 
 
-# Faults -----------------------------------------------------------------------------------------------------
+class Pictures(Dataset):
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return decode_image(self.paths[index], size=(8, 8))
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_a_truncated_picture_is_an_error_that_names_it(format: str, tmp_path) -> None:
-    path = tmp_path / "cut.img"
-    whole = encoded(Image.fromarray(noise(100, 100)), format)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DecodeError, match=r"cut\.img: "):
-        decode_image(path)
-
-
-@pytest.mark.parametrize("data", [b"", b"not a picture", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", bytes(1000)])
-def test_what_is_no_picture_is_an_error_that_says_how_long_it_is(data: bytes) -> None:
-    with pytest.raises(DecodeError, match=f"<{len(data)} bytes>"):
-        decode_image(data)
-
-
-def test_pillow_s_own_error_is_the_cause() -> None:
-    with pytest.raises(DecodeError) as caught:
-        decode_image(b"not a picture")
-    assert type(caught.value.__cause__).__name__ == "UnidentifiedImageError"
-
-
-def test_a_file_that_is_not_there_is_an_oserror(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"gone\.png"):
-        decode_image(tmp_path / "gone.png")
-
-
-def test_a_picture_of_too_many_pixels_is_an_error() -> None:
-    data = encoded(picture())
-    with pytest.raises(DecodeError, match="40 x 20 pixels, more than max_pixels=799"):
-        decode_image(data, max_pixels=799)
-    assert decode_image(data, max_pixels=800).shape == (3, 20, 40)
-
-
-def test_a_decompression_bomb_is_an_error() -> None:
-    bomb = encoded(Image.new("1", (20_000, 20_000)), "PNG")  # 400 million pixels in 50 kilobytes
-    with pytest.raises(DecodeError, match="decompression bomb"):
-        decode_image(bomb)
+def test_a_loader_collates_them(tmp_path):
+    paths = [tmp_path / f"{number}.png" for number in range(16)]
+    for number, path in enumerate(paths):
+        path.write_bytes(encoded(noise(seed=number)))
+    pictures = Pictures(paths)
+    batches = list(StageLoader(pictures, batch_size=8, num_workers=4))
+    expected = default_collate([pictures[index] for index in range(16)])
+    assert torch.equal(torch.cat(batches), expected)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        ({"size": 0}, "size must be"),
-        ({"size": (1, 2, 3)}, "size must be"),
-        ({"mode": "CMYK"}, "mode must be one of RGB, L, RGBA, LA, got 'CMYK'"),
-        ({"dtype": torch.int64}, "dtype must be"),
-        ({"background": (1, 2)}, "background must be"),
-        ({"max_pixels": 0}, "max_pixels must be"),
-        ({"backend": "cv2"}, "backend must be"),
+        ({"size": 0}, r"size must be None, an int or \(height, width\), of at least 1, got 0"),
+        ({"size": (3, 0)}, r"size must be"),
+        ({"size": (3, 4, 5)}, r"size must be"),
+        ({"size": 2.5}, r"size must be"),
+        ({"size": True}, r"size must be"),
+        ({"mode": "P"}, r"mode must be one of 'RGB', 'RGBA', 'L', 'LA', got 'P'"),
+        ({"dtype": torch.int64}, r"dtype must be one of torch\.uint8, torch\.uint16, torch\.float32, got torch\.int64"),
+        ({"interpolation": "cubic"}, r"interpolation must be one of 'nearest', .*, got 'cubic'"),
+        ({"background": 256}, r"background must be a grey level or \(red, green, blue\) of 0 to 255, got"),
+        ({"background": (1, 2)}, r"background must be"),
+        ({"background": "white"}, r"background must be .*, got 'white'"),
+        ({"value_range": (1, 1)}, r"value_range must be two different finite numbers"),
+        ({"value_range": 5}, r"value_range must be .*, got 5"),
+        ({"value_range": (0, float("inf"))}, r"value_range must be"),
+        ({"icc_profile": "srgb"}, r"icc_profile must be one of 'ignore', 'to_srgb', got 'srgb'"),
+        ({"damaged": "skip"}, r"damaged must be one of 'raise', 'conceal', got 'skip'"),
+        ({"max_pixels": 0}, r"max_pixels must be None or at least 1, got 0"),
+        ({"backend": "cv2"}, r"backend must be one of 'pillow', 'torchvision', got 'cv2'"),
+        ({"backend": "torchvision", "interpolation": "lanczos"}, r"backend='torchvision' resizes with .*'lanczos'"),
     ],
 )
-def test_arguments_are_checked(arguments, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        decode_image(encoded(picture()), **arguments)
+def test_a_wrong_argument_says_what_came_and_what_is_right(arguments, message):
+    with pytest.raises(ValueError, match=f"decode_image: {message}"):
+        decode_image(PNG, **arguments)
 
 
-def test_a_source_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="bytes or a path, got BytesIO"):
-        decode_image(io.BytesIO())  # type: ignore[arg-type]
+@pytest.mark.parametrize("source", [None, 3, [1, 2], torch.zeros(3, dtype=torch.uint8)])
+def test_a_source_of_another_type_says_so(source):
+    with pytest.raises(TypeError, match=f"must be bytes or a path, got {type(source).__name__}"):
+        decode_image(source)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, IsADirectoryError])
+def test_a_file_that_cannot_be_opened_is_the_error_of_the_system(tmp_path, error):
+    with pytest.raises(error):
+        decode_image(tmp_path if error is IsADirectoryError else tmp_path / "none.jpg")
+
+
+def test_without_pillow_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ImportError, match=r"decode_image needs Pillow: pip install 'torchstage\[image\]'"):
+        decode_image(PNG)
+
+
+def test_every_option_is_documented_with_its_name():
+    options = [name for name in inspect.signature(decode_image).parameters if name != "source"]
+    document = (Path(__file__).parents[2] / "docs/decode-images.md").read_text()
+    assert [name for name in options if f"`{name}`" not in document] == []
+
+
+def test_nothing_of_the_process_is_changed():
+    from PIL import ImageFile
+
+    before = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters))
+    decode_image(PNG, 8, damaged="conceal", max_pixels=None)
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)) == before

@@ -1,243 +1,232 @@
-"""Image: the bytes or the path of a picture in, a tensor of its pixels out.
+"""Image: the bytes or the path of a picture in, a tensor (C, H, W) out; and what a file tells before it is decoded.
 
-Pillow decodes, and is the reference: with ``background=None`` and ``exif_orientation=False`` the pixels of an 8-bit
-picture are those of ``Image.open(source).convert(mode).resize(...)``. Guarantees: a picture is opened, read to its end
-and closed in the calling thread; nothing process-wide is changed; what cannot be decoded is one DecodeError that names
-the source.
+Guarantees: Pillow's image is opened, decoded and closed by the calling thread, and no other sees it; no file stays
+open; the tensor owns its memory. Nothing process-wide is changed: not Pillow's limits, not its switch for truncated
+files, no filter of warnings. A picture gives a tensor or one DecodeError.
 """
 
-import io
+from __future__ import annotations
+
 import os
-import re
 import threading
+import traceback
 import warnings
-from collections.abc import Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from torchstage.decode import image_pillow, image_torchvision
 from torchstage.decode.fault import DecodeError, name_of
-from torchstage.decode.image_pixels import DTYPES, MODES, Wanted, pixels_of
+from torchstage.decode.image_colour import is_transparent
+from torchstage.decode.image_open import (
+    RefusedError,
+    Source,
+    check_num_pixels,
+    num_frames_of,
+    opened,
+    orientation_of,
+    require_pillow,
+    stream_of,
+)
+from torchstage.decode.image_request import (
+    MAX_PIXELS,
+    Backend,
+    Damaged,
+    IccProfile,
+    Interpolation,
+    Mode,
+    Request,
+)
 
-ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str]
-ImageBackend = Literal["pillow", "torchvision"]
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
-OUR_FILE = re.compile(r"<_io\.BytesIO object at 0x[0-9a-fA-F]+>")
-ORIENTATION = 0x0112  # EXIF's tag
-NUM_ORIENTATIONS = 8
-SWAPPED = (5, 6, 7, 8)  # orientations that exchange width and height
-DRAFT_FACTOR = 2  # a source this much larger than wanted may be decoded at a fraction of its size
-NOT_ANIMATED = ("MPO",)  # its further pictures are previews and other views of the first
+Result = TypeVar("Result")
+
+STILL_FORMATS = ("MPO", "PSD")  # what is behind the first picture belongs to it: depth, brightness, layers
 
 
-class ImageInfo(NamedTuple):
-    """What the header of a picture tells. ``height`` and ``width`` are those that are stored, before any turn."""
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What a file says about itself."""
 
     format: str
+    """Pillow's name of it: ``"JPEG"``, ``"PNG"``, ``"GIF"``."""
     mode: str
-    height: int
+    """Pillow's name of how pixels are stored: ``"RGB"``, ``"P"``, ``"I;16"``."""
     width: int
-    num_frames: int
+    """As stored. An `orientation` of 5 to 8 means that width and height change places when it is shown."""
+    height: int
     orientation: int
+    """1 to 8, as EXIF counts; 1 is upright."""
+    num_frames: int
+    """1 for a still picture. Frames of an animation, pages of a TIFF file, pictures of an MPO file."""
+    has_alpha: bool
+    has_icc_profile: bool
 
 
 def decode_image(
-    source: ImageSource,
+    source: Source,
     size: int | tuple[int, int] | None = None,
-    mode: str = "RGB",
+    mode: Mode = "RGB",
     *,
-    exif_orientation: bool = True,
-    background: tuple[int, int, int] | None = (255, 255, 255),
-    icc_to_srgb: bool = False,
-    draft: bool = False,
     dtype: torch.dtype = torch.uint8,
-    max_pixels: int | None = None,
-    backend: ImageBackend = "pillow",
+    interpolation: Interpolation = "bilinear",
+    draft: bool = False,
+    exif_orientation: bool = True,
+    background: int | tuple[int, int, int] = 255,
+    value_range: tuple[float, float] | None = None,
+    icc_profile: IccProfile = "ignore",
+    damaged: Damaged = "raise",
+    max_pixels: int | None = MAX_PIXELS,
+    backend: Backend = "pillow",
 ) -> Tensor:
-    """The pixels of a picture, (C, H, W), in memory of their own. Of an animation, its first frame, with one warning
-    for the whole program.
+    """The picture as a tensor (C, H, W): 3 channels for "RGB", 4 for "RGBA", 1 for "L" (grey), 2 for "LA".
 
-    Args:
-        source: the encoded bytes, or the path of a file.
-        size: None keeps the stored size; an int is the shorter side of the result (the longer one keeps the aspect
-            ratio, rounded down); (height, width) is exact. Pillow's bilinear filter, which averages where it shrinks.
-        mode: "RGB", "L", "RGBA" or "LA": 3, 1, 4 or 2 channels, whatever the file has. Palettes become their colours.
-        exif_orientation: turn the picture upright, as ``PIL.ImageOps.exif_transpose`` does. ``size`` then means the
-            upright picture.
-        background: what shows through where a picture with transparency is asked for without alpha. None: alpha is
-            dropped, and the colours under it, which may be anything, come out.
-        icc_to_srgb: convert from the colour profile in the file, if there is one, to sRGB. False: it is ignored.
-        draft: let a JPEG that is at least twice the wanted size be decoded at a half, a quarter or an eighth: faster,
-            and not the same pixels.
-        dtype: ``torch.uint8``; ``torch.uint16``, 0 to 65535; or ``torch.float32``, 0 to 1. Grey pictures of 16 bits are
-            scaled to that range, never cut off; pictures of floats are given as they are, to float32 alone.
-        max_pixels: a picture of more pixels is an error. None: ``PIL.Image.MAX_IMAGE_PIXELS``.
-        backend: "torchvision" decodes and resizes plain JPEG files with torchvision (faster; not the same pixels), and
-            all else as "pillow" does.
+    `size`: None keeps the size; an int is the shorter side of the result, the longer one keeps the aspect ratio,
+    rounded down (as torchvision's `Resize`); (height, width) is exact. `interpolation` is a filter of Pillow's; all
+    but "nearest" average where they shrink.
 
-    Raises:
-        DecodeError: damaged or truncated data, no picture, too many pixels, a picture that has no such mode or dtype;
-            with the name of the source and Pillow's words.
-        OSError: the file cannot be read. ImportError: Pillow or the backend is not installed. TypeError, ValueError:
-            arguments.
+    `dtype`: torch.uint8 counts from 0 to 255, torch.uint16 from 0 to 65535, torch.float32 from 0 to 1. Greys of 16
+    bits are scaled to that range, not cut off at 255. Pillow reads colours of 16 bits as 8. Floating point pixels are
+    given as they are for torch.float32, and refused otherwise, unless `value_range` says which values are black and
+    white; that also holds for whole numbers of 16 and 32 bits, and what is beyond is cut off.
+
+    `draft`: a JPEG of twice the wanted size or more may be decoded at 1/2, 1/4 or 1/8 of its size: faster, nearly the
+    same. `exif_orientation`: turn the picture upright, as `PIL.ImageOps.exif_transpose`; `size` means the upright one.
+    (Pillow always does so for TIFF files.) `background`: what shows through transparent pixels in "RGB" and "L": a grey
+    level or (red, green, blue), 0 to 255. `icc_profile="to_srgb"` converts the colours by the profile in the file;
+    "ignore" takes the numbers as they are stored, as Pillow and torchvision do.
+
+    `damaged="conceal"` gives what was decoded before the data ended or broke, and black or grey for the rest.
+    `max_pixels`: a larger picture is refused before its pixels are decoded. `backend="torchvision"`: JPEG files are
+    decoded by torchvision and resized by torch: faster, a level up or down after resizing. Other files are left to
+    Pillow.
+
+    Of a file with several frames the first is decoded; the first such file of the process is named in a warning.
+
+    Raises DecodeError (a ValueError) with the source's name and Pillow's words; OSError for a file that cannot be
+    opened; ImportError where Pillow, or the backend, is not installed; ValueError and TypeError for arguments.
     """
-    wanted = Wanted(_checked_size(size), mode, background, dtype)
-    _check(source, mode, background, dtype, max_pixels, backend)
-    name, data = name_of(source), _bytes_of(source)
-    try:
-        with _opened(data, max_pixels) as image:
-            _warn_of_frames(image, name)
-            turn = _orientation_of(image) if exif_orientation else 1
-            if backend == "torchvision" and _is_plain_jpeg(image) and mode in ("RGB", "L") and not icc_to_srgb:
-                return _by_torchvision(data, wanted, turn)
-            if draft:
-                _draft(image, wanted, turn)
-            image.load()
-            turn = _orientation_of(image) if exif_orientation else 1  # of PNG, it may come after the pixels
-            return pixels_of(image, wanted, turn, icc_to_srgb)
-    except DecodeError as error:
-        raise DecodeError(f"{name}: {error}") from error.__cause__
-    except Exception as error:  # Pillow's decoders raise whatever damaged data leads them to
-        raise DecodeError(f"{name}: {_words_of(error)}") from error.with_traceback(None)
-
-
-def image_info(source: ImageSource) -> ImageInfo:
-    """What the header of a picture tells, and how many frames there are. Raises as ``decode_image`` does."""
-    name, data = name_of(source), _bytes_of(source)
-    try:
-        with _opened(data, None) as image:
-            num_frames: int = getattr(image, "n_frames", 1)
-            return ImageInfo(
-                image.format or "", image.mode, image.height, image.width, num_frames, _orientation_of(image)
-            )
-    except DecodeError as error:
-        raise DecodeError(f"{name}: {error}") from error.__cause__
-    except Exception as error:
-        raise DecodeError(f"{name}: {_words_of(error)}") from error.with_traceback(None)
-
-
-def _words_of(error: Exception) -> str:
-    """Pillow's words. It calls what it was given by its address in memory; the message names it already."""
-    return f"{type(error).__name__}: {OUR_FILE.sub('this', str(error))}"
-
-
-def _opened(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
-    image_module = _pillow()
-    if not len(data):
-        raise DecodeError("there are no bytes in it")
-    limit = image_module.MAX_IMAGE_PIXELS if max_pixels is None else max_pixels
-    try:
-        image = image_module.open(io.BytesIO(data))
-    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
-        raise DecodeError(
-            f"{error} Where that is no attack, raise PIL.Image.MAX_IMAGE_PIXELS, and max_pixels with it."
-        ) from error
-    if limit is not None and image.width * image.height > limit:
-        words = f"it has {image.width} x {image.height} pixels, more than max_pixels={limit}"
-        image.close()
-        raise DecodeError(words)
-    return image
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("decode_image needs Pillow: pip install 'torchstage[image]'") from error
-    return Image
-
-
-def _bytes_of(source: ImageSource) -> bytes | bytearray | memoryview:
-    return source if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
-
-
-def _orientation_of(image: Any) -> int:
-    found: Any = image.getexif().get(ORIENTATION, 1)
-    return found if isinstance(found, int) and 1 <= found <= NUM_ORIENTATIONS else 1
-
-
-def _draft(image: Any, wanted: Wanted, turn: int) -> None:
-    """Have a JPEG decoded smaller, where it is large enough for that."""
-    if wanted.size is None or image.format not in ("JPEG", "MPO"):
-        return
-    height, width = image.height, image.width
-    upright = (width, height) if turn in SWAPPED else (height, width)
-    new_height, new_width = wanted.size_of(*upright)
-    if turn in SWAPPED:
-        new_height, new_width = new_width, new_height
-    if height >= DRAFT_FACTOR * new_height and width >= DRAFT_FACTOR * new_width:
-        image.draft(None, (new_width, new_height))
-
-
-def _is_plain_jpeg(image: Any) -> bool:
-    return image.format == "JPEG" and image.mode in ("RGB", "L")
-
-
-def _by_torchvision(data: bytes | bytearray | memoryview, wanted: Wanted, turn: int) -> Tensor:
-    try:
-        torchvision_io: Any = import_module("torchvision.io")
-        functional: Any = import_module("torchvision.transforms.v2.functional")
-    except ImportError as error:
-        raise ImportError("decode_image: backend='torchvision' needs torchvision: pip install torchvision") from error
-    modes = torchvision_io.ImageReadMode
-    read_mode = modes.RGB if wanted.mode == "RGB" else modes.GRAY
-    encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    picture: Tensor = torchvision_io.decode_jpeg(encoded, mode=read_mode, apply_exif_orientation=turn != 1)
-    if wanted.size is not None:
-        picture = functional.resize(picture, list(wanted.size_of(*picture.shape[-2:])), antialias=True)
-    if wanted.dtype is torch.uint8:
-        return picture
-    return picture.float().div_(255) if wanted.dtype is torch.float32 else (picture.int() * 257).to(torch.uint16)
-
-
-# Frames -----------------------------------------------------------------------------------------------------
-
-_has_warned: list[bool] = []
-_warning = threading.Lock()
-
-
-def _warn_of_frames(image: Any, name: str) -> None:
-    if image.format in NOT_ANIMATED or _has_warned or not getattr(image, "is_animated", False):
-        return
-    with _warning:
-        if _has_warned:
-            return
-        _has_warned.append(True)
-    warnings.warn(
-        f"decode_image: {name} has {image.n_frames} frames; of such pictures the first frame is taken. This is said "
-        "once. image_info(source).num_frames tells how many there are.",
-        UserWarning,
-        stacklevel=3,
+    request = Request.checked(
+        size=size,
+        mode=mode,
+        dtype=dtype,
+        interpolation=interpolation,
+        draft=draft,
+        exif_orientation=exif_orientation,
+        background=background,
+        value_range=value_range,
+        icc_profile=icc_profile,
+        damaged=damaged,
+        max_pixels=max_pixels,
+        backend=backend,
     )
+    name = _name(source)
+    require_pillow()
+    if backend == "torchvision":
+        image_torchvision.decoder()
+    with stream_of(source) as stream:
+        result, num_unused = _attempt(name, lambda: _decode(stream, request))
+    if num_unused:
+        _frames.report(name, num_unused)
+    return result
 
 
-# Arguments --------------------------------------------------------------------------------------------------
+def image_info(source: Source, *, max_pixels: int | None = MAX_PIXELS) -> ImageInfo:
+    """What the file tells, its pixels not decoded (but by formats that cannot tell otherwise). Raises as
+    `decode_image`."""
+    name = _name(source)
+    require_pillow()
+    with stream_of(source) as stream:
+        return _attempt(name, lambda: _info(stream, max_pixels))
 
 
-def _checked_size(size: Any) -> int | tuple[int, int] | None:
-    sides: tuple[Any, ...] = () if size is None else (size,)
-    if isinstance(size, tuple | list):
-        sides = tuple(cast(Sequence[Any], size))
-    if len(sides) > 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides):
-        raise ValueError(f"decode_image: size must be None, an int or (height, width), of at least 1, got {size!r}")
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1]) if sides else None
+def _decode(stream: BinaryIO, request: Request) -> tuple[Tensor, int]:
+    """The picture, and how many frames to report."""
+    with opened(stream, request.max_pixels) as image:
+        if isinstance(request.size, int):  # then the longer side follows from the file, which may be one pixel wide
+            resized = request.size_for(image.width, image.height) or image.size
+            check_num_pixels("after resizing ", resized, request.max_pixels)
+        result = None
+        if request.backend == "torchvision":
+            result = image_torchvision.decode(stream, image, request)
+        if result is None:
+            result = image_pillow.decode(image, request)
+        return result, _frames.num_to_report(image)
 
 
-def _check(source: Any, mode: Any, background: Any, dtype: Any, max_pixels: Any, backend: Any) -> None:
+def _info(stream: BinaryIO, max_pixels: int | None) -> ImageInfo:
+    with opened(stream, max_pixels) as image:
+        return ImageInfo(
+            format=image.format or "",
+            mode=image.mode,
+            width=image.width,
+            height=image.height,
+            has_alpha=is_transparent(image),
+            has_icc_profile=bool(image.info.get("icc_profile")),
+            orientation=orientation_of(image),
+            num_frames=num_frames_of(image),
+        )
+
+
+def _name(source: Any) -> str:
     if not isinstance(source, bytes | bytearray | memoryview | str | os.PathLike):
         raise TypeError(f"decode_image: the source must be bytes or a path, got {type(source).__name__}")
-    if mode not in MODES:
-        raise ValueError(f"decode_image: mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if dtype not in DTYPES:
-        raise ValueError(f"decode_image: dtype must be torch.uint8, torch.uint16 or torch.float32, got {dtype!r}")
-    if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < 1):
-        raise ValueError(f"decode_image: max_pixels must be a positive integer or None, got {max_pixels!r}")
-    if backend not in get_args(ImageBackend):
-        raise ValueError(f"decode_image: backend must be 'pillow' or 'torchvision', got {backend!r}")
-    parts: Sequence[Any] = cast(Sequence[Any], background) if isinstance(background, tuple | list) else ()
-    is_colour = len(parts) == 3 and all(isinstance(part, int) and 0 <= part <= 255 for part in parts)
-    if background is not None and not is_colour:
-        raise ValueError(f"decode_image: background must be three integers from 0 to 255, or None, got {background!r}")
+    return name_of(cast(Source, source))
+
+
+def _attempt(name: str, work: Callable[[], Result]) -> Result:
+    """Whatever Pillow raises (it raises nearly everything) becomes a DecodeError. What the failed calls held is let go:
+    errors may be kept for long, and their tracebacks would keep the pictures."""
+    try:
+        return work()
+    except ImportError:
+        raise
+    except RefusedError as error:
+        _let_go(error)
+        raise DecodeError(f"{name} {error}") from error.__cause__
+    except Exception as error:
+        _let_go(error)
+        raise DecodeError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
+
+
+def _let_go(error: BaseException | None) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+class _UnusedFrames:
+    """Says once in a process that only the first frame of a file is used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said = False
+
+    def num_to_report(self, image: ImageFile) -> int:
+        """How many frames the image has, if it is the first of this process to have several; else 0."""
+        if self._said or image.format in STILL_FORMATS:
+            return 0
+        try:  # the pixels are decoded already, so that a damaged second frame harms nothing
+            num_frames = num_frames_of(image) if getattr(image, "is_animated", False) else 1
+        except Exception:
+            return 0
+        if num_frames < 2:
+            return 0
+        with self._lock:
+            first, self._said = not self._said, True
+        return num_frames if first else 0
+
+    def report(self, name: str, num_frames: int) -> None:
+        warnings.warn(
+            f"decode_image: {name} has {num_frames} frames, of which the first is used. image_info(source).num_frames "
+            "tells how many a file has. This is said once, for the first such file.",
+            stacklevel=3,
+        )
+
+
+_frames = _UnusedFrames()

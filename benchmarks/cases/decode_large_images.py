@@ -1,0 +1,87 @@
+"""Decode large images: as `decode_images`, of photographs of 2000 x 1500 pixels, where a draft can be made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchmarks.case import Against, Case, Column, Goal
+from benchmarks.cases.decode_images import (
+    BATCH_SIZE,
+    BEST,
+    CROP,
+    DATALOADERS,
+    DRAFT,
+    EXACT,
+    NUM_EPOCHS,
+    SHORTER_SIDE,
+    TORCHVISION,
+    against_best_dataloader,
+    run_on,
+)
+from benchmarks.cases.photographs import HEIGHT, QUALITY, WIDTH, folder
+from benchmarks.loaders import stageloader
+
+NUM_IMAGES, NUM_IMAGES_QUICK = 96, 32
+SIDE = 4  # photographs in a row and in a column: all of it has the detail of a photograph
+VERSION = 1  # raise it when the files change
+
+
+def mosaics(num_images: int) -> Path:
+    """`num_images` files, each of 16 photographs side by side; made once, their bytes in the page cache."""
+    path = Path(tempfile.gettempdir()) / f"torchstage-benchmarks-{os.getuid()}" / f"mosaic-v{VERSION}-{num_images}"
+    if not path.exists():
+        _make(path, num_images)
+    for file in path.glob("*/*.jpg"):
+        file.read_bytes()
+    return path
+
+
+def _make(path: Path, num_images: int) -> None:
+    from PIL import Image
+
+    photographs = sorted(folder(512).glob("*/*.jpg"), key=lambda file: file.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=path.parent))
+    (unfinished / "mosaic").mkdir()
+    for number in range(num_images):
+        mosaic = Image.new("RGB", (SIDE * WIDTH, SIDE * HEIGHT))
+        for place in range(SIDE * SIDE):
+            with Image.open(photographs[(number * SIDE * SIDE + place) % len(photographs)]) as photograph:
+                mosaic.paste(photograph, (place % SIDE * WIDTH, place // SIDE * HEIGHT))
+        mosaic.save(unfinished / "mosaic" / f"{number:05}.jpg", quality=QUALITY)
+    try:
+        unfinished.rename(path)
+    except OSError:  # another process was faster; its files are the same
+        shutil.rmtree(unfinished)
+
+
+CASE = Case(
+    name="decode_large_images",
+    title="Large photographs through decode_image",
+    question=(
+        f"{NUM_IMAGES} JPEG files of {SIDE * WIDTH} x {SIDE * HEIGHT} pixels, shorter side to {SHORTER_SIDE}, the "
+        f"middle {CROP} x {CROP}, uint8, batch {BATCH_SIZE}, shuffled, {NUM_EPOCHS} epochs. Where a draft is allowed, "
+        "libjpeg decodes at a quarter of the size. Rows without `decode_image` are torchvision's ImageFolder."
+    ),
+    entries=(*DATALOADERS, stageloader(2), EXACT, DRAFT, TORCHVISION, BEST),
+    left_out_when_quick=(DATALOADERS[2], DRAFT),
+    run=run_on(mosaics, NUM_IMAGES, NUM_IMAGES_QUICK),
+    imports=("torchvision", "PIL.Image"),
+    columns=(
+        Column("samples_per_second", "images/s", 0),
+        Column("cpu_ms_per_sample", "CPU ms an image", 2),
+        Column("first_batch_seconds", "first batch, s", 2),
+        Column("added_pss_mib", "added PSS, MiB", 0),
+    ),
+    against=Against("samples_per_second", DATALOADERS),
+    goals=(
+        Goal(
+            "StageLoader with 2 threads and decode_image, images/s against DataLoader's best",
+            against_best_dataloader(BEST),
+            at_least=1.5,
+        ),
+    ),
+)
