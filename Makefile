@@ -36,6 +36,8 @@ format: $(VENV)/installed-test
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.table > docs/benchmarks.md
+	$(BIN)/python -m benchmarks.ceiling --measure
+	$(BIN)/python -m benchmarks.ceiling > docs/profiles.md
 
 bench-quick: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks --quick
