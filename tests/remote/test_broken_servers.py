@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchstage.remote import RemoteError
+from torchstage.remote import Remote, RemoteError
 
 from .servers import Answer, Client, Nginx, ScriptedServer
 from .ways import IMPATIENT, PATIENT, WAYS, Read
@@ -51,6 +51,14 @@ def test_a_body_that_is_always_cut_is_an_error(read: Read, nginx: Nginx, script:
     with pytest.raises(RemoteError, match=r"cut in the middle of the body \(3 attempts in"):
         read(f"{nginx.url}/script/cut.bin")
     assert script.num_requests == {"cut.bin": 3}
+
+
+def test_no_attempt_for_a_body_begins_after_the_total_time(script: ScriptedServer) -> None:
+    script.answers["cut.bin"] = lambda client, _: cut(client)
+    hurried = Remote(num_retries=10_000, backoff_seconds=0.01, max_backoff_seconds=0.01, total_seconds=0.3)
+    with pytest.raises(RemoteError, match="cut in the middle of the body"):
+        hurried.read_bytes(f"{script.url}/cut.bin")
+    assert 1 < script.num_requests["cut.bin"] < 10_000
 
 
 def test_a_body_with_an_etag_is_resumed_where_it_was_cut(read: Read, script: ScriptedServer) -> None:
