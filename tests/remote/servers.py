@@ -102,10 +102,20 @@ class Client:
         self.connection, self.head = connection, head
         self.path = head.split(" ")[1]
         found = re.search(r"^range: bytes=(\d+)-(\d*)", head, re.IGNORECASE | re.MULTILINE)
-        self.first = int(found[1]) if found else None
+        self.first, self.last = (int(found[1]), int(found[2] or 2**60)) if found else (None, None)
 
     def send(self, status: str, body: bytes = b"", **headers: str) -> None:
-        """The whole answer; ``content_length`` may lie."""
+        """The answer: the range that is asked for, if it is. ``content_length`` may say that more is to come."""
+        length = int(headers.get("content_length", len(body)))
+        if status.startswith("200") and self.first is not None and self.last is not None and self.first < length:
+            end = min(self.last + 1, length)
+            headers |= {"content_range": f"bytes {self.first}-{end - 1}/{length}"}
+            status, body, length = "206 Partial Content", body[self.first : end], end - self.first
+        headers["content_length"] = str(length)
+        self.send_exactly(status, body, **headers)
+
+    def send_exactly(self, status: str, body: bytes = b"", **headers: str) -> None:
+        """The answer, whatever is asked for, right or wrong."""
         headers.setdefault("content_length", str(len(body)))
         lines = [f"HTTP/1.1 {status}", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)

@@ -131,10 +131,10 @@ def test_the_stores_used_last_are_kept(script: ScriptedServer, monkeypatch: pyte
     from torchstage.remote import stores
 
     made: list[str] = []
-    make = stores._make_store
+    make = stores._make_client
     monkeypatch.setattr(stores, "NUM_STORES", 2)
     monkeypatch.setattr(
-        stores, "_make_store", lambda address, remote: made.append(address.root) or make(address, remote)
+        stores, "_make_client", lambda address, remote: made.append(address.root) or make(address, remote)
     )
     for name in ("a", "b", "a", "c", "a", "b"):
         script.answers[name] = lambda client, _: client.send("200 OK", b"x")

@@ -109,6 +109,18 @@ def from_obstore(error: BaseException, *, in_body: bool) -> AttemptError:
     return AttemptError(reason, in_body, kind, status, num_requests)
 
 
+def from_obstore_in_one_go(error: BaseException) -> AttemptError | None:
+    """As above, for a request whose head and body were waited for as one. None for what another way of asking may
+    change; all that obstore may come to word otherwise is that."""
+    text = str(error)
+    if "response body error" in text:
+        return from_obstore(error, in_body=True)
+    is_answer = "Error performing" in text  # or none, after all its attempts
+    if is_answer and _status_of(error, text) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return from_obstore(error, in_body=False)
+    return None
+
+
 def from_fsspec(error: Exception) -> AttemptError:
     """Filesystems of fsspec raise what their libraries raise; what is not known to be transient is final."""
     status = next((found for name in ("status", "status_code", "code") if (found := _as_status(error, name))), None)

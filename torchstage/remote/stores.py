@@ -11,9 +11,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import unquote
+from urllib.request import getproxies_environment
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -21,17 +24,24 @@ if TYPE_CHECKING:
     from torchstage.remote.address import Address
     from torchstage.remote.fetching import Remote
 
-NUM_STORES = (
-    256  # a store is a client of a server or bucket; making one takes 6 ms, since it reads the root certificates
-)
+NUM_STORES = 256  # a store is a client of a server or bucket; making one takes 6 ms: it reads the root certificates
 MISSING = "{} needs {}. Install it with: pip install 'torchstage[remote]'"
 
-_stores: OrderedDict[Any, ObjectStore] = OrderedDict()  # the one used last stands last
+_stores: OrderedDict[Any, Store] = OrderedDict()  # the one used last stands last
 _lock = threading.Lock()  # held for a look-up only
 _process_id: int | None = None  # where obstore's threads run; they begin with the first request
 
 
-def store_of(address: Address, remote: Remote) -> ObjectStore:
+@dataclass(slots=True)
+class Store:
+    """obstore's client, and whether a whole file may be asked for as a range: not of a server that was seen to ignore
+    ranges, and not through a proxy, which may keep whole files only."""
+
+    client: ObjectStore
+    takes_ranges: bool
+
+
+def store_of(address: Address, remote: Remote) -> Store:
     """The store of this address, made if it is new. Raises ImportError, RuntimeError in a forked process, and
     ValueError for options that obstore does not know."""
     _refuse_after_fork()
@@ -40,12 +50,34 @@ def store_of(address: Address, remote: Remote) -> ObjectStore:
         if key in _stores:
             _stores.move_to_end(key)
             return _stores[key]
-    made = _make_store(address, remote)  # outside the lock: two threads may make the same one, and one is dropped
+    takes_ranges = remote.whole_as_range and not _has_proxy(address, remote)
+    made = Store(
+        _make_client(address, remote), takes_ranges
+    )  # outside the lock: two threads may make the same one, and one is dropped
     with _lock:
         store = _stores.setdefault(key, made)
         while len(_stores) > NUM_STORES:
             _stores.popitem(last=False)
     return store
+
+
+class Library(NamedTuple):
+    """What of obstore a request needs."""
+
+    get: Any
+    get_async: Any
+    get_range_async: Any
+    errors: tuple[type[Exception], ...]  # all that a request raises
+    NotSupportedError: type[Exception]
+
+
+@cache
+def the_library() -> Library:
+    """Looked up once: an import statement in a function costs a microsecond each time."""
+    from obstore import get, get_async, get_range_async
+    from obstore.exceptions import BaseError, NotSupportedError
+
+    return Library(get, get_async, get_range_async, (BaseError, OSError), NotSupportedError)
 
 
 def close_connections() -> None:
@@ -64,7 +96,7 @@ def filesystem_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return cast("tuple[Any, str]", url_to_fs(url, **options))
 
 
-def _make_store(address: Address, remote: Remote) -> ObjectStore:
+def _make_client(address: Address, remote: Remote) -> ObjectStore:
     try:
         from obstore.exceptions import BaseError
         from obstore.store import HTTPStore, from_url
@@ -106,6 +138,13 @@ def _is_plain(address: Address, remote: Remote) -> bool:
         return address.root.startswith("http://")
     environment = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT")]
     return any(str(value).startswith("http://") for value in (*remote.storage_options.values(), *environment))
+
+
+def _has_proxy(address: Address, remote: Remote) -> bool:
+    """Whether a proxy that can look into the answers may stand between."""
+    if not address.root.startswith("http://"):
+        return False
+    return bool({"http", "all"} & getproxies_environment().keys()) or "proxy_url" in remote.client_options
 
 
 def frozen(value: Any) -> Any:
