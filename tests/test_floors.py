@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).parents[1] / "torchstage"
 ENGINE = {
     "engine.pipeline": {"pool", "segment", "gather", "channel", "ticket", "stats", "parking"},
     "engine.pool": {"segment", "channel", "ticket", "stats", "parking"},
+    "engine.concurrently": {"event_loop", "ticket"},
     "engine.event_loop": {"segment", "ticket"},
     "engine.executors": {"segment", "ticket"},
     "engine.segment": {"gather", "channel", "ticket", "stats", "parking"},
@@ -44,7 +45,7 @@ FLOOR_1 = {
     "buffers": set(),
     "budget": set(),
     "errors": set(),
-    "threads": {"copies", "errors", "modes", "rng", "worker_info"},
+    "threads": {"copies", "errors", "rng", "worker_info"},
     "worker_info": {"rng"},
     "modes": set(),
     "order": {"seeds"},
@@ -60,7 +61,7 @@ FLOOR_1 = {
     "stage": {"looking"},
     "loops": set(),
     # Who may share what.
-    "isolation": {"changes", "copies", "errors", "looking", "search", "stores", "twins"},
+    "isolation": {"changes", "copies", "errors", "graph", "looking", "search", "stores", "twins"},
     "changes": {"graph", "looking"},
     "stores": {"graph", "looking"},
     "copies": {"graph", "handles", "looking", "seeds", "twins"},

@@ -19,7 +19,7 @@ from torchstage.engine.executors import say_stage
 from torchstage.engine.ticket import Leg, Segment, Step
 from torchstage.first import NUM_LOOKED_AT, FirstSamples
 from torchstage.line import Line, Station, segments_of
-from torchstage.order import Placed
+from torchstage.order import Placed, index_and_salt
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites
 
@@ -178,7 +178,7 @@ def _begin(seeds: Seeds, item: Any) -> None:
     """In a thread that a sample comes to from elsewhere."""
     scope = rng.current()
     if scope is not None:
-        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        index, salt = index_and_salt(item)
         scope.begin(seeds, "sample elsewhere", index, salt)
 
 
@@ -201,7 +201,7 @@ def _taken(take: Function, private: Callable[[], Private | None], seeds: Seeds |
     current = rng.current
 
     def taken(item: Any) -> Any:
-        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        index, salt = index_and_salt(item)
         if seeds is not None and (scope := current()) is not None:
             own = private()
             scope.begin(seeds, kind, index, salt, () if own is None else own.held)
@@ -229,7 +229,7 @@ def _drawn(take: Function, seeds: Seeds, kind: str) -> Function:
 
 def _unplaced(take: Function) -> Function:
     def taken(item: Any) -> Any:
-        return take(item.index if type(item) is Placed else item)
+        return take(index_and_salt(item)[0])
 
     return taken
 

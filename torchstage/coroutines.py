@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from torchstage import loops, rng
-from torchstage.order import Placed
+from torchstage.order import index_and_salt
 from torchstage.seeds import AnyGenerator, Seeds, set_state, state_of
 
 Draws = tuple[Seeds, Any, int]  # of which epoch, dataset index and salt
@@ -24,7 +24,7 @@ def remember(seeds: Seeds | None) -> Callable[[Any], None]:
     """What is told which sample comes, before its stages are called in the same context."""
 
     def begin(item: Any) -> None:
-        index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+        index, salt = index_and_salt(item)
         coming.set(None if seeds is None else (seeds, index, salt))
 
     return begin

@@ -32,13 +32,13 @@ class Crew:
         pool: Pool,
         guard: Guard,
         set_up: Callable[[int, dict[int, Private]], None],
-        init_fn: Any = None,
-        sites: Sites | None = None,
-        set_up_elsewhere: SetUp | None = None,
+        init_fn: Any,
+        sites: Sites,
+        set_up_elsewhere: SetUp,
     ) -> None:
         self._pool = pool
-        self._sites = sites or Sites.none(pool)
-        self._set_up_elsewhere: SetUp = set_up_elsewhere or _nothing
+        self._sites = sites
+        self._set_up_elsewhere = set_up_elsewhere
         self._of_others: Iterator[Private | None] = repeat(None)
         self._init_fn = init_fn
         self._guard = guard
@@ -154,10 +154,6 @@ class Crew:
             self._sites.start(self._set_up_elsewhere, self._of_others)
         self._pool.start(1 if guard.is_serial else self._pool.num_threads, self._set_up)
         return plan
-
-
-def _nothing(number: int, num_threads: int, own: Private | None) -> None:
-    """Nothing has to be set up elsewhere."""
 
 
 def _set_up(set_up: Callable[[int, dict[int, Private]], None], privates: dict[int, Private], number: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from torchstage import coroutines, rng
 from torchstage.engine.executors import STAGE, explained, say_stage, stage_of
 from torchstage.engine.ticket import Part
-from torchstage.order import Placed
+from torchstage.order import index_and_salt
 from torchstage.seeds import Seeds, is_stable
 
 Steps = Sequence[tuple[str, Any, str]]  # a stage's name, its function, what its draws are called
@@ -38,16 +38,17 @@ def submit_to(executor: Executor, part: Part, slot: int, value: Any) -> Future[A
     """Give the executor one sample of the part, for all the part's stages."""
     item: Any = part.batch.items[slot]
     steps = [(stage, function) for stage, function in part.segment.steps if isinstance(function, Remote)]
-    index, salt = (item.index, item.salt) if type(item) is Placed else (item, 0)
+    index, salt = index_and_salt(item)
     return _submit(executor, steps, value, index, salt)
 
 
 def here(steps: Sequence[tuple[str, Remote]]) -> Any:
     """A function that runs these stages where it is called."""
 
+    plain, seeds = _plain(steps), steps[0][1].seeds
+
     def made(value: Any) -> Any:
-        plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
-        return _run(plain, _index_of(value), _drawn(steps[0][1].seeds))
+        return _run(plain, index_and_salt(value)[0], _drawn(seeds))
 
     return made
 
@@ -55,11 +56,6 @@ def here(steps: Sequence[tuple[str, Remote]]) -> Any:
 def _drawn(seeds: Seeds | None) -> "tuple[rng.Scope, coroutines.Draws] | None":
     scope, sample = rng.current(), coroutines.coming.get()
     return None if seeds is None or scope is None or sample is None else (scope, sample)
-
-
-def _index_of(value: Any) -> Any:
-    """A first stage is given a dataset index."""
-    return value.index if type(value) is Placed else value
 
 
 def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
@@ -85,9 +81,14 @@ def waiting_for(executor: Executor, steps: Sequence[tuple[str, Remote]]) -> Any:
 
 def _submit(executor: Executor, steps: Sequence[tuple[str, Remote]], value: Any, index: Any, salt: int) -> Future[Any]:
     seeds = steps[0][1].seeds
-    plain = tuple((stage, remote.function, remote.draws) for stage, remote in steps)
     sample = None if seeds is None else (seeds, index if is_stable(index) else ..., salt)  # "...": its salt says all
-    return executor.submit(run, plain, sample, _index_of(value), this_process())
+    # A first stage is given a dataset index.
+    return executor.submit(run, _plain(steps), sample, index_and_salt(value)[0], this_process())
+
+
+def _plain(steps: Sequence[tuple[str, Remote]]) -> Steps:
+    """What travels of the stages."""
+    return tuple((stage, remote.function, remote.draws) for stage, remote in steps)
 
 
 def this_process() -> tuple[str, int]:

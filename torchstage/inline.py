@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from torchstage import rng, threads
+from torchstage import rng
 from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.engine.executors import stage_of
@@ -20,6 +20,7 @@ from torchstage.iterators import CLOSED, LoaderIterator, recipe_of, seeds_of_epo
 from torchstage.line import Line
 from torchstage.plan import Plan, Source
 from torchstage.seeds import Seeds
+from torchstage.worker_info import install_answers
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -69,7 +70,7 @@ class InlineIterator(LoaderIterator):
     def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
         """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
         for it, as they are for a thread."""
-        threads.install_answers()
+        install_answers()
         self._scope = rng.Scope()
         own = self._guard.privates(1, self._recipe.roots, is_guarded=False)
         private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)

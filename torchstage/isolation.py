@@ -18,8 +18,9 @@ from typing import Any, Literal, cast
 from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
 from torchstage.errors import warn_user
+from torchstage.graph import Found, Graph
 from torchstage.looking import dict_of, is_a, own_attributes, type_of
-from torchstage.search import Found, Graph, Search
+from torchstage.search import Search
 from torchstage.stores import stored_to
 from torchstage.twins import is_holder, others_that_change
 

@@ -30,11 +30,13 @@ from torchstage.engine.segment import Worker
 from torchstage.errors import place, placed, stack_of
 from torchstage.isolation import Guard
 from torchstage.line import Line
+from torchstage.modes import Modes
 from torchstage.order import Places, can_repeat, samplers_of, seeds_of
 from torchstage.plan import Plan, Recipe, Source, window
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites, key_of
 from torchstage.transfer import Route, pinned
+from torchstage.worker_info import install_answers
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -63,7 +65,7 @@ def recipe_of(
         is_batched=iterator._auto_collation,
         pin=pin if route is None else route.pin,
         move=None if route is None or home is not None else moved_at_once(route),
-        enter=threads.Modes.of_this_thread().enter,
+        enter=Modes.of_this_thread().enter,
         private=threads.private,
         run_coroutine=run_coroutine,
         ring=ring,
@@ -112,7 +114,7 @@ class ThreadedIterator(LoaderIterator):
         super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0")
-        threads.install_answers()
+        install_answers()
         if loader.sample_rng:
             rng.install()  # here, not in the first thread that needs it
         self._guard = guard

@@ -67,10 +67,10 @@ class Line:
         self.many_is_async = many is not None and is_coroutine_function(many)
         self.many_where = Where(None, True, ASYNC_CONCURRENCY) if self.many_is_async else HOME
         self.is_collated = self.split.collated and not stages
+        self.spreads = self.takes_batches and not self.split.collated  # a batch's samples come at once, then go alone
         asked = (Stage(partial(getitem, dataset), "fetch"),)  # where batching is off
-        self.by_sample = self._stations(asked if self.takes_batches and not self.split.collated else self.split.stages)
-        is_spread = self.takes_batches and not self.split.collated
-        self.after_many = self._stations(self.split.stages, "sample") if is_spread else ()
+        self.by_sample = self._stations(asked if self.spreads else self.split.stages)
+        self.after_many = self._stations(self.split.stages, "sample") if self.spreads else ()
 
     def _stations(self, own: Sequence[Stage], begins: str | None = None) -> tuple[Station, ...]:
         """``begins``: what the draws of the first are called, if a batch came before it."""

@@ -23,6 +23,11 @@ class Placed:
     salt: int
 
 
+def index_and_salt(item: Any) -> tuple[Any, int]:
+    """An item's dataset index, and what tells it apart from the same index elsewhere in the epoch."""
+    return (item.index, item.salt) if type(item) is Placed else (item, 0)
+
+
 class Numbered(list[Any]):
     """The indices of a batch, some of which do not say by themselves which sample they mean; and the batch's place."""
 

@@ -75,7 +75,7 @@ class Plan:
         line = recipe.line
         self._is_batched = recipe.is_batched
         is_collated = line.is_collated and recipe.is_batched and recipe.collate_fn is _default_collate
-        self._takes_batches = recipe.is_batched and line.takes_batches and (is_collated or not line.split.collated)
+        self._takes_batches = recipe.is_batched and (is_collated or line.spreads)
         home = recipe.home
         assembly = Assembly(
             line, recipe.seeds, recipe.private, wrap, looks, first, sites, recipe.run_coroutine, home is None

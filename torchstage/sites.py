@@ -13,7 +13,8 @@ from typing import Any
 from torchstage import threads
 from torchstage.copies import Private
 from torchstage.elsewhere import submit_to
-from torchstage.engine.event_loop import Concurrently, EventLoop
+from torchstage.engine.concurrently import Concurrently
+from torchstage.engine.event_loop import EventLoop
 from torchstage.engine.executors import InExecutor
 from torchstage.engine.pool import Pool
 from torchstage.engine.ticket import Place
@@ -37,11 +38,6 @@ class Sites:
         for label, where in self.key:
             if not where.is_home and where not in self._places:
                 self._places[where] = self._new(label, where)
-
-    @classmethod
-    def none(cls, pool: Pool) -> "Sites":
-        """Everything runs in the pool's own threads."""
-        return cls(pool, ())
 
     def _new(self, label: str, where: Where) -> Place:
         if where.executor is not None:

@@ -25,8 +25,6 @@ from torchstage import rng, worker_info
 from torchstage.copies import Private
 from torchstage.engine.segment import Worker
 from torchstage.errors import placed
-from torchstage.modes import Modes as Modes
-from torchstage.worker_info import install_answers as install_answers
 
 _numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]  # torch leaves it untyped
 

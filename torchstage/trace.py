@@ -21,7 +21,7 @@ RunCoroutine = Callable[[Any], Any]
 def trace(line: Line, index: Any, seeds: Seeds | None, run_coroutine: RunCoroutine) -> SampleTrace:
     """One sample with the time of each stage. ``seeds``: of its draws; None: from the process's generators.
     ``run_coroutine`` waits for one in the calling thread."""
-    if line.after_many or (line.takes_batches and not line.split.collated):
+    if line.spreads:
         first, rest = _of_one(line, run_coroutine), line.after_many
     else:
         first, rest = None, line.by_sample

@@ -7,7 +7,7 @@ import pytest
 from fakes import Elsewhere, segment_of, wait_for
 from fakes_elsewhere import Door, batch_in, event_loop, in_loop, make, same, values_of
 
-from torchstage.engine.event_loop import Concurrently
+from torchstage.engine.concurrently import Concurrently
 
 
 def test_samples_wait_at_the_same_time_but_no_more_than_asked_for():

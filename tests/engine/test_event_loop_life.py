@@ -10,7 +10,8 @@ import pytest
 from fakes import PATIENCE_SECONDS, Gate, do_nothing, in_threads, wait_for
 from fakes_elsewhere import Door, batch_in, event_loop, make, same
 
-from torchstage.engine.event_loop import Concurrently, EventLoop
+from torchstage.engine.concurrently import Concurrently
+from torchstage.engine.event_loop import EventLoop
 from torchstage.engine.segment import alive
 
 
