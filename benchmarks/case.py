@@ -84,3 +84,10 @@ def load(name: str) -> Case:
 def best(round_: Round, entries: tuple[Entry, ...], metric: str) -> str:
     """The key of the entry whose `metric` is highest in this round."""
     return max((entry.key for entry in entries if entry.key in round_), key=lambda key: round_[key][metric])
+
+
+def against_best(
+    ours: Entry, others: tuple[Entry, ...], metric: str = "samples_per_second"
+) -> Callable[[Round], float]:
+    """For a goal: the speed of an entry, divided by the best of the others in the same round."""
+    return lambda round_: round_[ours.key][metric] / round_[best(round_, others, metric)][metric]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases.kept import kept
 from benchmarks.cases.photographs import folder as photographs
 
 WIDTH, HEIGHT = 320, 240
@@ -30,12 +30,7 @@ VERSION = 1  # raise it when the files change: the folder of another version is 
 
 def folder(num_clips: int) -> Path:
     """`num_clips` files of 320 x 240 pixels and 3 s, their bytes already in the page cache."""
-    path = Path(tempfile.gettempdir()) / f"torchstage-benchmarks-{os.getuid()}" / f"h264-v{VERSION}-{num_clips}"
-    if not path.exists():
-        _make(path, num_clips)
-    for file in path.glob("*.mp4"):
-        file.read_bytes()
-    return path
+    return kept(f"h264-v{VERSION}-{num_clips}", partial(_fill, num_clips), "*.mp4")
 
 
 def paths(num_clips: int) -> list[Path]:
@@ -58,8 +53,8 @@ def measured_seconds(num_clips: int) -> tuple[list[float], list[float]]:
 
     CPU seconds, so that a busy machine does not make the waits longer.
     """
-    kept = folder(num_clips) / "seconds.json"
-    if not kept.exists():
+    seconds = folder(num_clips) / "seconds.json"
+    if not seconds.exists():
         files = paths(num_clips)
         decode(files[0].read_bytes())  # imports, and tables that FFmpeg fills once
         bulks, clips = [], []
@@ -71,27 +66,21 @@ def measured_seconds(num_clips: int) -> tuple[list[float], list[float]]:
                 start = time.thread_time()
                 decode(content)
                 clips.append(time.thread_time() - start)
-        unfinished = kept.with_name(f"seconds-{os.getpid()}.json")
+        unfinished = seconds.with_name(f"seconds-{os.getpid()}.json")
         unfinished.write_text(json.dumps([bulks, clips]))
-        unfinished.replace(kept)
-    bulks, clips = json.loads(kept.read_text())
+        unfinished.replace(seconds)
+    bulks, clips = json.loads(seconds.read_text())
     return bulks, clips
 
 
-def _make(path: Path, num_clips: int) -> None:
+def _fill(num_clips: int, path: Path) -> None:
     from PIL import Image
 
     pictures = sorted(photographs(64).glob("*/*.jpg"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent))
     random_ = random.Random(0)
     for number in range(num_clips):
         with Image.open(pictures[number % len(pictures)]) as picture:
-            _encode(unfinished / f"{number:04}.mp4", picture.convert("RGB"), number, random_)
-    try:
-        unfinished.rename(path)
-    except OSError:  # another process was faster; its files are the same
-        shutil.rmtree(unfinished)
+            _encode(path / f"{number:04}.mp4", picture.convert("RGB"), number, random_)
 
 
 def _encode(path: Path, picture: Any, number: int, random_: random.Random) -> None:

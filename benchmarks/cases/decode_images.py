@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from benchmarks.case import Against, Case, Column, Goal, Round, best
+from benchmarks.case import Against, Case, Column, Goal, against_best
 from benchmarks.cases.photographs import folder
 from benchmarks.loaders import Entry, dataloader, stageloader
 from benchmarks.probes import Metrics, train_through
@@ -81,14 +81,6 @@ def run_on(make_folder: Callable[[int], Path], num_images: int, num_images_quick
     return run
 
 
-def against_best_dataloader(entry: Entry) -> Callable[[Round], float]:
-    def ratio(round_: Round) -> float:
-        fastest = best(round_, DATALOADERS, "samples_per_second")
-        return round_[entry.key]["samples_per_second"] / round_[fastest]["samples_per_second"]
-
-    return ratio
-
-
 CASE = Case(
     name="decode_images",
     title="A folder of JPEG files through decode_image",
@@ -112,7 +104,7 @@ CASE = Case(
     goals=(
         Goal(
             "StageLoader with 2 threads and decode_image, images/s against DataLoader's best",
-            against_best_dataloader(BEST),
+            against_best(BEST, DATALOADERS),
             at_least=1.5,
         ),
     ),

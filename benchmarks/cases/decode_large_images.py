@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 
-from benchmarks.case import Against, Case, Column, Goal
+from benchmarks.case import Against, Case, Column, Goal, against_best
 from benchmarks.cases.decode_images import (
     BATCH_SIZE,
     BEST,
@@ -18,9 +16,9 @@ from benchmarks.cases.decode_images import (
     NUM_EPOCHS,
     SHORTER_SIDE,
     TORCHVISION,
-    against_best_dataloader,
     run_on,
 )
+from benchmarks.cases.kept import kept
 from benchmarks.cases.photographs import HEIGHT, QUALITY, WIDTH, folder
 from benchmarks.loaders import stageloader
 
@@ -31,31 +29,20 @@ VERSION = 1  # raise it when the files change
 
 def mosaics(num_images: int) -> Path:
     """`num_images` files, each of 16 photographs side by side; made once, their bytes in the page cache."""
-    path = Path(tempfile.gettempdir()) / f"torchstage-benchmarks-{os.getuid()}" / f"mosaic-v{VERSION}-{num_images}"
-    if not path.exists():
-        _make(path, num_images)
-    for file in path.glob("*/*.jpg"):
-        file.read_bytes()
-    return path
+    return kept(f"mosaic-v{VERSION}-{num_images}", partial(_fill, num_images), "*/*.jpg")
 
 
-def _make(path: Path, num_images: int) -> None:
+def _fill(num_images: int, path: Path) -> None:
     from PIL import Image
 
     photographs = sorted(folder(512).glob("*/*.jpg"), key=lambda file: file.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent))
-    (unfinished / "mosaic").mkdir()
+    (path / "mosaic").mkdir()
     for number in range(num_images):
         mosaic = Image.new("RGB", (SIDE * WIDTH, SIDE * HEIGHT))
         for place in range(SIDE * SIDE):
             with Image.open(photographs[(number * SIDE * SIDE + place) % len(photographs)]) as photograph:
                 mosaic.paste(photograph, (place % SIDE * WIDTH, place // SIDE * HEIGHT))
-        mosaic.save(unfinished / "mosaic" / f"{number:05}.jpg", quality=QUALITY)
-    try:
-        unfinished.rename(path)
-    except OSError:  # another process was faster; its files are the same
-        shutil.rmtree(unfinished)
+        mosaic.save(path / "mosaic" / f"{number:05}.jpg", quality=QUALITY)
 
 
 CASE = Case(
@@ -80,7 +67,7 @@ CASE = Case(
     goals=(
         Goal(
             "StageLoader with 2 threads and decode_image, images/s against DataLoader's best",
-            against_best_dataloader(BEST),
+            against_best(BEST, DATALOADERS),
             at_least=1.5,
         ),
     ),

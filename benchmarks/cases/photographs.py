@@ -7,11 +7,11 @@ the final name.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
+
+from benchmarks.cases.kept import kept
 
 WIDTH, HEIGHT = 500, 375
 QUALITY = 90
@@ -21,15 +21,10 @@ VERSION = 1  # raise it when the files change: the folder of another version is 
 
 def folder(num_images: int) -> Path:
     """`num_images` files of 500 x 375 pixels, their bytes already in the page cache."""
-    path = Path(tempfile.gettempdir()) / f"torchstage-benchmarks-{os.getuid()}" / f"jpeg-v{VERSION}-{num_images}"
-    if not path.exists():
-        _make(path, num_images)
-    for file in path.glob("*/*.jpg"):
-        file.read_bytes()
-    return path
+    return kept(f"jpeg-v{VERSION}-{num_images}", partial(_fill, num_images), "*/*.jpg")
 
 
-def _make(path: Path, num_images: int) -> None:
+def _fill(num_images: int, path: Path) -> None:
     import numpy as np
     from PIL import Image
     from skimage import data
@@ -45,8 +40,6 @@ def _make(path: Path, num_images: int) -> None:
         "china": load_sample_image("china.jpg"),
         "flower": load_sample_image("flower.jpg"),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent))
     random_ = random.Random(0)
     for number in range(num_images):
         name = sorted(photographs)[number % len(photographs)]
@@ -56,9 +49,5 @@ def _make(path: Path, num_images: int) -> None:
         left = random_.randint(0, picture.width - crop_width)
         top = random_.randint(0, picture.height - crop_height)
         crop = picture.crop((left, top, left + crop_width, top + crop_height))
-        (unfinished / name).mkdir(exist_ok=True)
-        crop.resize((WIDTH, HEIGHT)).save(unfinished / name / f"{number:05}.jpg", quality=QUALITY)
-    try:
-        unfinished.rename(path)
-    except OSError:  # another process was faster; its files are the same
-        shutil.rmtree(unfinished)
+        (path / name).mkdir(exist_ok=True)
+        crop.resize((WIDTH, HEIGHT)).save(path / name / f"{number:05}.jpg", quality=QUALITY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import TensorDataset
 
-from benchmarks.case import Against, Case, Column, Goal, Round, best
+from benchmarks.case import Against, Case, Column, Goal, against_best
 from benchmarks.loaders import Entry, dataloader, grain, stageloader
 from benchmarks.probes import Metrics, train_through
 
@@ -24,11 +24,6 @@ def run(entry: Entry, quick: bool) -> Metrics:
     num_samples = NUM_SAMPLES_QUICK if quick else NUM_SAMPLES
     dataset = TensorDataset(torch.randn(num_samples, 64), torch.arange(num_samples) % 10)
     return train_through(entry.build(dataset, BATCH_SIZE, shuffle=True), NUM_EPOCHS, lambda batch: len(batch[1]))
-
-
-def _speed(round_: Round) -> float:
-    fastest = best(round_, DATALOADERS, "samples_per_second_after_first")
-    return round_[OURS.key]["samples_per_second_after_first"] / round_[fastest]["samples_per_second_after_first"]
 
 
 CASE = Case(
@@ -46,5 +41,11 @@ CASE = Case(
         Column("cpu_ms_per_sample", "CPU ms a sample", 4),
     ),
     against=Against("samples_per_second_after_first", DATALOADERS),
-    goals=(Goal("StageLoader, inline, samples/s against DataLoader's best", _speed, at_least=20.0),),
+    goals=(
+        Goal(
+            "StageLoader, inline, samples/s against DataLoader's best",
+            against_best(OURS, DATALOADERS, "samples_per_second_after_first"),
+            at_least=20.0,
+        ),
+    ),
 )
