@@ -219,6 +219,24 @@ def test_attend_is_called_again_after_as_long_as_it_asked_for():
         assert len(calls) >= 4
 
 
+def test_what_was_done_since_one_attended_is_attended_to_before_it_is_handed_out():
+    """Else a batch of the first samples would be handed out although their judge has just found them wrong."""
+    with pool_of(1) as pool:
+        gate = Gate()
+        run = run_of(pool, [[1]], chain_of(gate))
+        (batch,) = run.in_flight
+        was_done = []
+
+        def attend():
+            was_done.append(batch.done)
+            gate.open()
+            wait_for(lambda: batch.done)  # it is finished right after the consumer looked
+            return 0.05
+
+        run.next(PATIENCE_SECONDS, attend)
+        assert was_done == [False, True]
+
+
 def test_time_runs_out_and_the_batch_can_still_be_had_later():
     gate = Gate()
     with pool_of(1) as pool:

@@ -184,7 +184,7 @@ class Run:
             raise Exhausted
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         call_again = attend()
-        while (batch := self._in_flight.next_done()) is None:
+        while (batch := self._attended(attend)) is None:
             if self.is_closed or self._pool.is_closed:  # at exit, the pool alone
                 raise Closed
             patience = call_again if deadline is None else min(call_again, deadline - time.monotonic())
@@ -203,6 +203,19 @@ class Run:
             self.put_back(batch)
             raise
         return batch
+
+    def _attended(self, attend: Callable[[], float]) -> Batch | None:
+        """The batch to hand out now, as it is after the consumer attended to what it shows; None if none is done.
+
+        What was made on trial is not handed out before it was judged: 1. the consumer attends, and nothing was judged
+        yet, 2. a thread makes the last of the first samples, has it judged and finishes the batch, 3. the consumer sees
+        it done. So it attends once more, and what is not trusted is made anew.
+        """
+        batch = self._in_flight.next_done()
+        if batch is None:
+            return None
+        attend()
+        return self._in_flight.next_done()
 
     def put_back(self, batch: Batch) -> None:
         """The batch was not handed out after all: it is the next one."""
