@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 from torchstage.samplers.share import TAILS, Pass, Share, Tail
 
 VERSION = 1
+MAX_RANKS = 2**31 - 1  # torch.distributed counts them in a C int
 
 
 class ElasticSampler(DistributedSampler[int]):
@@ -51,8 +52,8 @@ class ElasticSampler(DistributedSampler[int]):
         tail: Tail | None = None,
     ) -> None:
         self.dataset = cast(Any, dataset)
-        self._num_replicas = None if num_replicas is None else _integer("num_replicas", num_replicas, 1)
-        self._rank = None if rank is None else _integer("rank", rank, 0)
+        self._num_replicas = None if num_replicas is None else _integer("num_replicas", num_replicas, 1, MAX_RANKS)
+        self._rank = None if rank is None else _integer("rank", rank, 0, MAX_RANKS - 1)
         self.shuffle = _boolean("shuffle", shuffle)
         self.seed = _integer("seed", seed, 0, 2**63 - 1)
         self.tail: Tail = _tail(tail, _boolean("drop_last", drop_last))
@@ -173,8 +174,8 @@ class ElasticSampler(DistributedSampler[int]):
             return len(self.dataset)
         except TypeError as error:
             raise TypeError(
-                f"ElasticSampler: the dataset must have a length, got {type(self.dataset).__name__}. An iterable dataset "
-                "has no order to share out."
+                f"ElasticSampler: the dataset must have a length, got {type(self.dataset).__name__}. An iterable "
+                "dataset has no order to share out."
             ) from error
 
     def _group(self) -> tuple[int, int]:
@@ -186,8 +187,8 @@ class ElasticSampler(DistributedSampler[int]):
         if rank is None:
             if num_replicas > 1 and not has_group:
                 raise ValueError(
-                    f"ElasticSampler: num_replicas is {num_replicas}, but which of them is this process? Give rank too, "
-                    "or neither of them, and call torch.distributed.init_process_group before the first epoch."
+                    f"ElasticSampler: num_replicas is {num_replicas}, but which of them is this process? Give rank "
+                    "too, or neither of them, and call torch.distributed.init_process_group before the first epoch."
                 )
             rank = torch.distributed.get_rank() if has_group else 0
         if rank >= num_replicas:

@@ -3,10 +3,10 @@
 Up to ``MAX_TABLE`` samples the order is a table: the ranks of as many random 64-bit numbers, all different. Every order
 is then equally likely, which no short network of rounds gives on a small set; the table takes 512 KiB and 5 ms.
 
-Above, it is computed by index. The places are laid out as a sheet of ``num_rows`` rows and ``num_columns`` columns, near
-a square, and moved along the rows and the columns in turn, each time by a random function of the other coordinate: a
-Feistel network. Each round can be undone, so no two places meet. The sheet is too large by less than one column; a place
-that lands on that excess moves on until it is inside, which keeps it a permutation.
+Above, it is computed by index. The places are laid out as a sheet of ``num_rows`` rows and ``num_columns`` columns,
+near a square, and moved along the rows and the columns in turn, each time by a random function of the other coordinate:
+a Feistel network. Each round can be undone, so no two places meet. The sheet is too large by less than one column; a
+place that lands on that excess moves on until it is inside, which keeps it a permutation.
 
 Guarantees: a permutation of range(length) for every length; the same for the same seed, epoch and length, on every
 rank, machine and release of Python, numpy and torch; constant memory and time to start anywhere.
