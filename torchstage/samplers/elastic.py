@@ -144,8 +144,9 @@ class ElasticSampler(DistributedSampler[int]):
         Raises ValueError for the state of another order (length, seed or shuffle differ), TypeError for no state.
         """
         _check_state(state_dict, self._state(self.epoch, 0, self._length()))
-        self.set_epoch(state_dict["epoch"])
+        epoch = _integer("epoch", state_dict["epoch"])
         self.start_at(state_dict["position"])
+        self.set_epoch(epoch)
 
     def _state(self, epoch: int, position: int, length: int) -> dict[str, Any]:
         return {
