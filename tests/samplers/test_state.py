@@ -166,7 +166,7 @@ def test_the_state_of_something_else_is_refused(state):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_steps", [0, 1, 5, 6])
 def test_a_stateful_data_loader_goes_on_where_it_was(num_workers, num_steps):
-    """Twenty-one samples in six batches, the last one partial. The loader's processes draw ahead; its state does not."""
+    """Twenty-one samples in six batches, the last one partial. Its processes are given indices ahead of the state."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     arguments = {
         "batch_size": 4,
