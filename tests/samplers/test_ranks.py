@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
 
 from torchstage.samplers import ElasticSampler
 
@@ -93,6 +94,15 @@ def test_steps_are_equal_but_for_a_last_batch_smaller_than_the_ranks(length, num
     num_steps = run(samplers, batch_size).num_steps
     last = (length - start) % (num_ranks * batch_size)
     assert (len(set(num_steps)) == 1) == (not 0 < last < num_ranks)
+
+
+@given(length=LENGTHS, num_ranks=RANKS, batch_size=BATCHES)
+def test_whole_batches_alone_are_equally_many_but_for_a_last_one_that_lacks_fewer_than_the_ranks(
+    length, num_ranks, batch_size
+):
+    num_steps = [len(BatchSampler(sampler, batch_size, drop_last=True)) for sampler in ranks_of(length, num_ranks)]
+    num_lacking = -length % (num_ranks * batch_size)
+    assert (len(set(num_steps)) == 1) == (not 0 < num_lacking < num_ranks)
 
 
 def test_a_partial_last_batch_is_the_end_on_every_rank():

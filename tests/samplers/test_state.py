@@ -84,6 +84,28 @@ def test_an_epoch_given_up_for_another_is_not_in_the_state():
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (4, 0)
 
 
+def test_a_place_in_one_epoch_is_not_taken_for_one_in_another():
+    """A training loop that begins to count epochs at 0 again, as Fabric does, would see half of another order."""
+    sampler = sampler_of()
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 8})
+    sampler.set_epoch(0)
+    with pytest.raises(ValueError, match="position 8 of epoch 3, but epoch 0 was set since"):
+        list(sampler)
+    sampler.set_epoch(3)
+    assert len(list(sampler)) == 12
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 8})
+    sampler.set_epoch(0)
+    sampler.start_at(0)
+    assert list(sampler) == WHOLE
+
+
+def test_the_state_of_an_ended_epoch_lets_any_epoch_begin():
+    sampler = sampler_of()
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3})
+    sampler.set_epoch(0)
+    assert list(sampler) == WHOLE
+
+
 def test_an_epoch_that_ended_and_is_asked_for_again_is_next():
     sampler = sampler_of()
     assert len(list(sampler)) == 20

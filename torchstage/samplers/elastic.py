@@ -99,7 +99,7 @@ class ElasticSampler(DistributedSampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order is next. Where it begins stays as it was told."""
+        """Choose the epoch whose order is next. A place told by ``start_at`` holds in any; a state's in its own alone."""
         self.epoch = _integer("epoch", epoch)
         if self._running is not None and (self._running.has_ended or self._running.epoch != self.epoch):
             self._running = None
@@ -118,6 +118,11 @@ class ElasticSampler(DistributedSampler[int]):
 
     def _blocks(self, start: "_Start") -> Iterator[Iterator[int]]:
         """What an iterator draws from. Runs from the first index on: Lightning sets the epoch after ``iter()``."""
+        if start.position and start.epoch not in (None, self.epoch):
+            raise ValueError(
+                f"ElasticSampler: the loaded state is at position {start.position} of epoch {start.epoch}, but "
+                f"epoch {self.epoch} was set since. Go on with epoch {start.epoch}, or call start_at(0)."
+            )
         self._running = Pass(self._share(start), self.epoch)
         if self._start is start:
             self._start = _Start(0)
@@ -146,7 +151,7 @@ class ElasticSampler(DistributedSampler[int]):
         _check_state(state_dict, self._state(self.epoch, 0, self._length()))
         epoch = _integer("epoch", state_dict["epoch"])
         self.start_at(state_dict["position"])
-        self.set_epoch(epoch)
+        self._start.epoch = self.epoch = epoch
 
     def _state(self, epoch: int, position: int, length: int) -> dict[str, Any]:
         return {
@@ -202,8 +207,9 @@ class ElasticSampler(DistributedSampler[int]):
 class _Start:
     """Where an iterator begins. Told apart by identity: of two equal ones each can be used up by itself."""
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, epoch: int | None = None) -> None:
         self.position = position
+        self.epoch = epoch  # None: any
 
 
 # What may be given ----------------------------------------------------------------------------------------------
