@@ -99,7 +99,7 @@ class ElasticSampler(DistributedSampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order is next. A place told by ``start_at`` holds in any; a state's in its own alone."""
+        """Choose the epoch whose order is next. A place from ``start_at`` holds in any, a state's in its own alone."""
         self.epoch = _integer("epoch", epoch)
         if self._running is not None and (self._running.has_ended or self._running.epoch != self.epoch):
             self._running = None
