@@ -48,7 +48,17 @@ FLOOR_1 = {
     "threads": {"copies", "errors", "rng", "worker_info"},
     "worker_info": {"rng"},
     "modes": set(),
-    "order": {"seeds"},
+    "order": {"samplers", "seeds"},
+    # Where an epoch is, and how to go on there.
+    "state": {"draws", "epoch", "sampling"},
+    "indices": {"draws", "epoch", "position", "sampling"},
+    "epoch": {"draws", "position", "sampling"},
+    "position": set(),
+    "sampling": {"draws", "samplers", "seeds"},
+    "draws": {"seeds"},
+    "samplers.elastic": {"samplers.share"},
+    "samplers.share": {"samplers.permutation"},
+    "samplers.permutation": set(),
     # Stages.
     "trace": {"coroutines", "errors", "line", "rng", "seeds", "stage"},
     "line": {"copies", "split", "stage"},
@@ -118,8 +128,9 @@ FLOOR_1 = {
     "remote.errors": set(),
 }
 FLOOR_2 = {
-    "loader": {"iterators", "inline", "lanes", "inline_lane"},
-    "iterators": set(),
+    "loader": {"iterators", "inline", "lanes", "inline_lane", "resumed"},
+    "iterators": {"resumed"},
+    "resumed": set(),
     "inline": {"iterators"},
     "lanes": {"iterators"},
     "inline_lane": {"lanes"},
@@ -128,6 +139,7 @@ FLOOR_2 = {
 ROOFS = {
     "": {"loader", "rng", "safety", "split", "stage", "staged"},
     "engine": set(),
+    "samplers": {"samplers.elastic"},
     "decode": {"decode.fault", "decode.image", "decode.video"},
     "remote": {"remote.errors", "remote.fetching", "remote.stores"},
 }  # the packages' own __init__: what they show, and nothing else

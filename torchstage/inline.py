@@ -18,7 +18,7 @@ from torchstage.errors import place, placed
 from torchstage.isolation import Guard, has_serialised
 from torchstage.iterators import CLOSED, LoaderIterator, recipe_of, seeds_of_epoch
 from torchstage.line import Line
-from torchstage.plan import Plan, Source
+from torchstage.plan import Plan
 from torchstage.seeds import Seeds
 from torchstage.worker_info import install_answers
 
@@ -33,14 +33,14 @@ class InlineIterator(LoaderIterator):
     """
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
-        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+        super().__init__(loader)
         if self._timeout != 0 and self._num_workers == 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
         self._guard = guard
         self._is_guarded = False
         self._is_closed = self._is_exhausted = False
         self._recipe = recipe_of(self, Line(self._dataset, loader.stages), loader.run_here, route=loader.route())
-        self._source = Source(self._sampler_iter, Plan(self._recipe, plain))
+        self._source = self._source_of(Plan(self._recipe, plain), None)
         self._scope: rng.Scope | None = None
         self._seeds_of = seeds_of_epoch(self, loader, 0) if loader.seed is not None else None
         self._num_batches = 0
@@ -52,6 +52,10 @@ class InlineIterator(LoaderIterator):
     def _next_data(self) -> Any:
         if self._is_closed and not self._is_exhausted:
             raise RuntimeError(CLOSED)
+        epoch = self._epoch
+        if not epoch.is_started:
+            epoch.is_started = True
+            epoch.begin()
         if self._seeds_of is not None:
             seeds_of, self._seeds_of = self._seeds_of, None
             self._begin_scope(seeds_of)
@@ -64,8 +68,14 @@ class InlineIterator(LoaderIterator):
         except StopIteration:
             self._is_exhausted = True
             raise
-        with nullcontext() if self._scope is None else rng.drawing_from(self._scope):
-            return self._made(indices, chain, items)
+        try:
+            with nullcontext() if self._scope is None else rng.drawing_from(self._scope):
+                batch = self._made(indices, chain, items)
+        except Exception:  # it comes in the place of the batch; Ctrl-C does not
+            self._handed_out(epoch.position.latest)
+            raise
+        self._handed_out(epoch.position.latest)
+        return batch
 
     def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
         """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
@@ -74,8 +84,10 @@ class InlineIterator(LoaderIterator):
         self._scope = rng.Scope()
         own = self._guard.privates(1, self._recipe.roots, is_guarded=False)
         private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
-        self._recipe = replace(self._recipe, seeds=seeds_of(), private=private)
-        self._source = Source(self._sampler_iter, Plan(self._recipe, plain, looks=True), self.places())
+        seeds = seeds_of()
+        self._epoch.repeat = seeds.repeat
+        self._recipe = replace(self._recipe, seeds=seeds, private=private)
+        self._source = self._source_of(Plan(self._recipe, plain, looks=True), self.places())
 
     def _made(self, indices: Sequence[Any], chain: Chain, items: Sequence[Any] | None) -> Any:
         batch = Batch(self._num_batches, indices, chain, Nobody(), items)

@@ -27,12 +27,14 @@ from torchstage.crew import Crew
 from torchstage.engine.executors import stage_of
 from torchstage.engine.pipeline import Admission, Closed, Exhausted, Pool, Run, TimedOut
 from torchstage.engine.segment import Worker
+from torchstage.epoch import Epoch
 from torchstage.errors import place, placed, stack_of
 from torchstage.isolation import Guard
 from torchstage.line import Line
 from torchstage.modes import Modes
 from torchstage.order import Places, can_repeat, samplers_of, seeds_of
 from torchstage.plan import Plan, Recipe, Source, window
+from torchstage.resumed import Resumed
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites, key_of
 from torchstage.transfer import Route, pinned
@@ -85,6 +87,32 @@ class LoaderIterator(_BaseDataLoaderIter):
     _sampler_iter: Any
     _base_seed: Any
     _samplers: tuple[Any, ...]  # ours
+    _epoch: Epoch
+
+    def __init__(self, loader: "StageLoader[Any]") -> None:
+        self._open(loader)
+
+    def _open(self, loader: "StageLoader[Any]") -> None:
+        self._resumed = Resumed(loader)
+        with self._resumed.first():
+            super().__init__(self._resumed.twin_of(loader))  # pyright: ignore[reportUnknownMemberType]  # as torch has it
+        self._follow()
+
+    def _follow(self) -> None:
+        """Take the epoch that begins or goes on."""
+        epoch = self._epoch = self._resumed.epoch
+        if epoch.base_seed is not None:
+            self._base_seed = epoch.base_seed
+        epoch.base_seed = self._base_seed
+
+    def _handed_out(self, number: int) -> None:
+        """The caller gets the batch of this number, or the error in its place."""
+        self._epoch.position.hand_out(number)
+
+    def _source_of(self, plan: Plan, places: Places | None) -> Source:
+        if places is not None:
+            self._sampler_iter.on_skipped = partial(Source.skip, plan, places)
+        return Source(self._sampler_iter, plan, places)
 
     def __next__(self) -> Any:
         if _is_profiled():  # torch's own marks the batch for the profiler: 20 us that nobody sees otherwise
@@ -111,7 +139,7 @@ class ThreadedIterator(LoaderIterator):
     _runs: list[Run]  # the run of this epoch, once it has started
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard) -> None:
-        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+        super().__init__(loader)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0")
         install_answers()
@@ -162,6 +190,8 @@ class ThreadedIterator(LoaderIterator):
         self._ahead = None if route is None else Ahead(route, self._in_order)
         self._is_exhausted = False
         self._num_resets += 1
+        if (resume := self._epoch.resume) is not None:
+            self._num_resets = resume.repeat
         self._seeds_of = seeds_of_epoch(self, loader, self._num_resets) if loader.sample_rng else None
 
     def _line(self, loader: "StageLoader[Any]") -> Line:
@@ -174,7 +204,13 @@ class ThreadedIterator(LoaderIterator):
         """Begin the next epoch with the same threads: torch calls this for ``persistent_workers=True``."""
         self._leave_run()
         super()._reset(loader, first_iter)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+        self._follow()
         self._begin(loader)
+
+    @property
+    def next_base_seed(self) -> tuple[int, int]:
+        """The base seed of the next epoch of these threads, and which of their epochs that is."""
+        return self._base_seed, self._num_resets + 1
 
     def _next_data(self) -> Any:
         if self._pool.is_closed and not self._is_exhausted:
@@ -197,6 +233,7 @@ class ThreadedIterator(LoaderIterator):
             except BaseException:  # Ctrl-C: the batch is not lost
                 run.put_back(batch)
                 raise
+        self._handed_out(batch.number)
         failure, batch.failure = batch.failure, None  # its traceback may lead back to the batch
         if failure is None:
             # A thread that was called to the batch may not have looked at it yet: it must not keep what the user gets.
@@ -211,10 +248,14 @@ class ThreadedIterator(LoaderIterator):
     def _start(self) -> Run:
         """Start the threads and admit the window, inside the first ``__next__``: Lightning calls iter() too early."""
         try:
+            self._epoch.is_started = True
+            self._epoch.begin()
             if self._seeds_of is not None:
-                self._recipe = replace(self._recipe, seeds=self._seeds_of())
+                seeds = self._seeds_of()
+                self._epoch.repeat = seeds.repeat
+                self._recipe = replace(self._recipe, seeds=seeds)
             places = self.places() if self._seeds_of is not None else None
-            source = Source(self._sampler_iter, Plan(self._recipe, plain), places)
+            source = self._source_of(Plan(self._recipe, plain), places)
             run = self._new_run(source)
             self._runs.append(run)
             self._crew.start(run, self._recipe, source.follow)

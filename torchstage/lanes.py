@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
 
 
+class NoEpoch:
+    """Keeps no state."""
+
+    resume = None
+    is_started = False
+
+
 class Turns:
     """Whose turn it is: the lanes one after another, each with at most ``num_ahead`` batches in flight."""
 
@@ -86,6 +93,16 @@ class LaneIterator(ThreadedIterator):
         self._has_scopes = loader.sample_rng
         self._first_shared_seed = self._shared_seed
         cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # torch's own draws another one here, too
+
+    def _open(self, loader: "StageLoader[Any]") -> None:
+        cast(Any, _BaseDataLoaderIter).__init__(self, loader)
+        self._epoch = cast(Any, NoEpoch())
+
+    def _follow(self) -> None:
+        self._epoch = cast(Any, NoEpoch())
+
+    def _handed_out(self, number: int) -> None:
+        pass
 
     def _line(self, loader: "StageLoader[Any]") -> Line:
         return Line((), loader.stages)  # the lanes read the dataset

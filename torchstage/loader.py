@@ -4,6 +4,7 @@ Guarantees: for deterministic datasets the same batches, in the same order, of t
 the same draws from the random generators as torch's DataLoader, for every number of threads.
 """
 
+import copy
 import time
 import weakref
 from collections import Counter
@@ -18,7 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, 
 
 from torchstage.copies import CannotCopy
 from torchstage.coroutines import RunHere
+from torchstage.draws import Stream
 from torchstage.engine.pipeline import Pool
+from torchstage.epoch import Epoch
 from torchstage.errors import add_note
 from torchstage.inline import InlineIterator
 from torchstage.inline_lane import InlineLane
@@ -27,15 +30,18 @@ from torchstage.iterators import CLOSE_WAIT_SECONDS, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
 from torchstage.line import Line
 from torchstage.order import samplers_of, seeds_of
+from torchstage.resumed import Resumed, next_data_of
+from torchstage.sampling import Sampling
 from torchstage.seeds import Seeds
 from torchstage.stage import SampleTrace, Stage
+from torchstage.state import loaded, refuse_others, state_of
 from torchstage.then import Then, ThenCollate, checked
 from torchstage.trace import trace
 from torchstage.transfer import Route, Transfer
 
 T_co = TypeVar("T_co", covariant=True)
 
-OWN = ("_live", "_pools", "_run_here")  # attributes that a copy has for itself
+OWN = ("_live", "_pools", "_run_here", "_epoch", "_stream")  # attributes that a copy has for itself
 
 
 class StageLoader(DataLoader[T_co]):
@@ -73,6 +79,8 @@ class StageLoader(DataLoader[T_co]):
             one, else torch's base seed, which is drawn anew each epoch.
         sample_rng: whether random calls in loader threads draw from the sample's own generators. False: from the
             process's generators, which threads then race for.
+        snapshot_every_n_steps: iterable datasets with a ``state_dict``: it is called for every n-th batch of each
+            reader. Of map-style datasets nothing is kept, and this changes nothing.
 
     Raises:
         ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.
@@ -105,8 +113,14 @@ class StageLoader(DataLoader[T_co]):
         isolation: Isolation = "auto",
         seed: int | None = None,
         sample_rng: bool = True,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         _check(lanes, seed, prefetch_bytes)
+        if snapshot_every_n_steps < 1:
+            raise ValueError(
+                f"StageLoader: snapshot_every_n_steps must be a positive integer, got {snapshot_every_n_steps!r}."
+            )
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self.stages: tuple[Stage, ...] = checked(stages)
         self.lanes = lanes
         self.device = device
@@ -120,6 +134,8 @@ class StageLoader(DataLoader[T_co]):
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
         self._run_here = RunHere()
+        self._epoch: Epoch | None = None  # the latest iterator's; or one that a loaded state asks for
+        self._stream = Stream()
         self._transfer = None if device is None else Transfer(device)
         try:
             super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its arguments untyped
@@ -186,14 +202,20 @@ class StageLoader(DataLoader[T_co]):
 
     def _torchs_own(self) -> Any:
         """torch's own iterator, inline or of worker processes."""
-        return self._moving(super(StageLoader, self._with_stages())._get_iterator())
+        twin = self._with_stages()
+        if isinstance(self.dataset, IterableDataset):
+            return self._moving(super(StageLoader, twin)._get_iterator())
+        resumed = Resumed(self)
+        with resumed.first():
+            iterator: Any = super(StageLoader, cast(StageLoader[Any], resumed.twin_of(twin)))._get_iterator()
+        resumed.count(iterator)
+        return self._moving(iterator)
 
     def _moving(self, iterator: Any) -> Any:
         """The same iterator, of which each batch is put on the device."""
         route = self.route()
         if route is not None:
-            next_data = cast(Any, type(iterator))._next_data
-            iterator._next_data = partial(_moved, route, next_data, weakref.ref(iterator))
+            iterator._next_data = partial(_moved, route, next_data_of(iterator))
         return iterator
 
     def route(self) -> Route | None:
@@ -209,9 +231,13 @@ class StageLoader(DataLoader[T_co]):
         if not self.stages:
             return self
         known: Any = self
-        twin: Any = object.__new__(type(self))
         collate_fn = ThenCollate(Then(self.stages, self._run_here), known.collate_fn, known._auto_collation)
-        twin.__dict__.update(self.__dict__, collate_fn=collate_fn)
+        return self.like_this(collate_fn=collate_fn)
+
+    def like_this(self, **attributes: Any) -> "StageLoader[Any]":
+        """A loader that is like this one but for these attributes."""
+        twin: Any = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, **attributes)
         return twin
 
     @property
@@ -247,6 +273,43 @@ class StageLoader(DataLoader[T_co]):
     def _seeds_of_a_sample(self) -> Seeds:
         return seeds_of(self.seed, samplers_of(self), torch.initial_seed() % 2**63, 0, Counter())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest epoch is, counted in samples handed out: plain values, to be given to ``load_state_dict`` of
+        a loader of the same dataset and sampler. Between two epochs: where the next one begins.
+
+        Costs nothing while it is not called; ``docs/resume.md`` says what is exact and what is in it.
+        """
+        epoch = self._epoch
+        if epoch is not None and epoch.resume is not None and not epoch.is_started:
+            return copy.deepcopy(epoch.resume.raw)
+        return state_of(self, epoch)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next epoch go on where the state was saved, with no call to the dataset for what was handed out.
+
+        Iterators that are there already are left alone. Raises ValueError for a state that does not fit this loader.
+        """
+        refuse_others(state_dict)
+        self._epoch = loaded(self, state_dict)
+
+    def new_epoch(self) -> Epoch:
+        """What is kept of the epoch of an iterator that is being made. A loaded state counts until a batch was asked
+        for, so that iterators nobody uses do not use it up."""
+        known = self._epoch
+        resume = known.resume if known is not None and not known.is_started else None
+        self._epoch = Epoch(Sampling.of(self), self._stream, self._num_begun, resume)
+        return self._epoch
+
+    @property
+    def stream(self) -> Stream:
+        """What the orders of a resumed run are drawn from."""
+        return self._stream
+
+    def next_base_seed(self) -> tuple[int | None, int]:
+        """The base seed of the next epoch, if threads that are kept know it, and how many epochs they have had."""
+        iterator: Any = self._iterator if self.persistent_workers else None
+        return getattr(iterator, "next_base_seed", (None, 0))
+
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
 
@@ -280,10 +343,11 @@ class StageLoader(DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[], _run_here=RunHere())
+        self._epoch, self._stream = None, Stream()
 
 
-def _moved(route: Route, next_data: Callable[[Any], Any], iterator: Callable[[], Any]) -> Any:
-    return route.end(route.begin(route.pin(next_data(iterator()))))
+def _moved(route: Route, next_data: Callable[[], Any]) -> Any:
+    return route.end(route.begin(route.pin(next_data())))
 
 
 def _check(lanes: Any, seed: Any, prefetch_bytes: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from torchstage.samplers import ElasticSampler
 from torchstage.seeds import Seeds, is_stable
 
 
@@ -87,6 +88,8 @@ def can_repeat(samplers: tuple[Any, ...], dataset: Any) -> bool:
             return sampler.replacement or sampler.num_samples > len(dataset)
         if type(sampler) is DistributedSampler:
             return sampler.num_replicas > len(dataset)
+        if isinstance(sampler, ElasticSampler):  # what it pads with is drawn as it was the first time
+            return False
     except Exception:  # no length, or one that fails: ask each index
         return True
     return type(sampler) is not SequentialSampler

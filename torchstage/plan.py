@@ -194,6 +194,11 @@ class Source:
     def __iter__(self) -> "Source":
         return self
 
+    @staticmethod
+    def skip(plan: Plan, places: Places, item: Any) -> None:
+        """What the sampler yielded was handed out before the epoch was resumed: it is counted, no more."""
+        places.of(plan.take(item)[0])
+
     def __next__(self) -> Admission:
         indices, chain, items = self.plan.take(next(self._sampler_iter))
         if self._places is not None:

@@ -133,6 +133,7 @@ OUR_DEFAULTS = {
     "isolation": "auto",
     "seed": None,
     "sample_rng": True,
+    "snapshot_every_n_steps": 1,
 }
 OUR_VALUES = {
     "stages": (Stage(int),),
@@ -142,6 +143,7 @@ OUR_VALUES = {
     "isolation": "serial",
     "seed": 5,
     "sample_rng": False,
+    "snapshot_every_n_steps": 4,
 }
 
 

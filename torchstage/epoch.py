@@ -1,0 +1,184 @@
+"""Epoch: what a loader keeps of an epoch of its latest iterator, in and out: enough to go on with it elsewhere.
+
+Guarantees: it holds neither the iterator nor the loader, so that it tells where an epoch was left after both are gone;
+it is written in the consumer's thread alone.
+"""
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchstage.draws import States, Stream
+from torchstage.position import Position, Range
+from torchstage.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a sampler and its iterator told of their state once ``at`` places were taken from them. None: nothing."""
+
+    at: int
+    sampler: Any
+    iterator: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A state that was loaded, checked."""
+
+    raw: dict[str, Any]  # as it was given
+    is_boundary: bool  # between two epochs
+    position: int  # samples handed out; of an elastic sampler, on all ranks together
+    low: int = 0  # places handed out
+    above: list[Range] = field(default_factory=list[Range])  # and those handed out beyond that
+    last: Any = None  # the index in the last of those places
+    begun: States = field(default_factory=dict[str, str])  # of the generators, when the sampler was asked to iterate
+    pulled: States = field(default_factory=dict[str, str])  # and for its first index, if that was later
+    now: States = field(default_factory=dict[str, str])  # and when the state was saved
+    epoch: int | None = None  # the sampler's
+    is_finished: bool = False  # whether that epoch is over
+    repeat: int = 0  # how often an epoch of that number was begun before
+    base_seed: int | None = None
+    sampler: Snapshot | None = None
+
+
+class Told(int):
+    """The number of an epoch that a loaded state told the sampler, and nobody since."""
+
+
+class Epoch:
+    """An epoch of a map-style dataset."""
+
+    def __init__(self, sampling: Sampling, stream: Stream, num_begun: Counter[int], resume: Resume | None) -> None:
+        self.sampling = sampling
+        self.stream = stream
+        self.resume = resume
+        self._num_begun = num_begun
+        self.is_started = False  # whether a batch was asked for
+        self.is_exhausted = False  # whether the sampler has no more
+        self.is_ordered = True  # whether it is known which batches were handed out
+        self.has_begun = False
+        self.is_void = False
+        if resume is None or resume.is_boundary:
+            self.position = Position()
+        else:
+            self.position = Position(0 if sampling.is_elastic else resume.low, resume.above)
+            self.position.last = resume.last
+        self.begun: States = {}
+        self.pulled: States = {}
+        self.base_seed: int | None = None if resume is None else resume.base_seed
+        self.repeat = 0
+        self.number: int | None = None  # the sampler's epoch
+        self.start = 0 if resume is None else resume.position  # of an elastic sampler, in samples of the global order
+        self.num_total = 0  # of an elastic sampler, likewise: how many the epoch has
+        self.snapshots: list[Snapshot] = []
+        self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
+        if resume is not None and resume.is_boundary:
+            sampling.restore(resume.now)
+            stream.follow({kind: resume.now[kind] for kind in sampling.kinds if kind in resume.now})
+
+    def drawing_base_seed(self, generator: torch.Generator | None) -> AbstractContextManager[None]:
+        """Around the draw of torch's base seed, once for an iterator."""
+        if self.base_seed is None:
+            return self.stream.drawing()
+        return _undone(generator or torch.default_generator)
+
+    def begin(self) -> None:
+        """The first batch is asked for. The sampler's epoch counts from here on: Lightning sets it after ``iter()``."""
+        if self.has_begun:
+            return
+        resume, told = self.resume, self.sampling.raw_epoch()
+        if type(told) is Told:
+            self.sampling.set_epoch(int(told))
+        elif resume is not None and told is not None:
+            self._compare(resume, told)
+        self.has_begun = True
+        self.number = self.sampling.epoch
+        if resume is not None and resume.epoch == self.number:
+            self._num_begun[self.number or 0] = resume.repeat
+
+    def _compare(self, resume: Resume, told: int) -> None:
+        """Somebody told the sampler an epoch after the state did."""
+        if told == resume.epoch and resume.is_finished:
+            self.is_void = True
+            warnings.warn(
+                f"StageLoader: by the loaded state epoch {told} is finished, and the sampler was set to epoch {told} "
+                f"again: no sample of it is left. Call set_epoch({told + 1}) to go on.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if told != resume.epoch and not resume.is_boundary:
+            raise ValueError(
+                f"StageLoader: the loaded state is inside epoch {resume.epoch}, but the sampler was set to {told}. "
+                f"Call set_epoch({resume.epoch}) to finish that one, or load no state to begin epoch {told}."
+            )
+
+    def check_last(self, last: Any, sampler: str) -> None:
+        """``last``: the index in the last of the places that are passed over."""
+        resume = self.resume
+        if resume is not None and resume.last is not None and last != resume.last:
+            raise ValueError(
+                f"StageLoader: the {sampler} does not give the order again that it had when the state was saved: place "
+                f"{resume.low - 1} was index {resume.last!r} and is {last!r} now. Draw its order from a generator "
+                "that is an attribute of it, or give it state_dict() and load_state_dict()."
+            )
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """The sampler's state after so many places; those that are not of use any more are let go of."""
+        useful = [known for known in self.snapshots if known.at <= self.position.low][-1:]
+        later = [known for known in self.snapshots if known.at > self.position.low]
+        self.snapshots = [*useful, *later, snapshot]
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The latest that is not beyond what was handed out."""
+        return next((known for known in reversed(self.snapshots) if known.at <= self.position.low), None)
+
+    def is_finished(self) -> bool:
+        """Whether every batch was handed out. Asks the sampler, if nobody has, and if its iterator is still there."""
+        if not self.is_started or not self.position.is_level:
+            return False
+        if not self.is_exhausted:
+            peek = self.peek()
+            if peek is not None:
+                peek()
+            elif self.sampling.is_known and self._num_left() <= 0:
+                self.is_exhausted = True
+        sampling = self.sampling
+        if self.is_exhausted and sampling.is_elastic and not sampling.drop_last:
+            return self.elastic_position() >= self.num_total
+        return self.is_exhausted
+
+    def _num_left(self) -> int:
+        """By the sampler's length, once its iterator is gone."""
+        if self.sampling.is_elastic:
+            return 1
+        left = (self.sampling.length or 0) - self.position.low
+        return left if not self.sampling.drop_last or left >= (self.sampling.batch_size or 1) else 0
+
+    def elastic_position(self) -> int:
+        """Samples of the global order handed out on all ranks, each of which has made as many steps."""
+        batch_size = self.sampling.batch_size or 1
+        num_local = -(-self.position.low // batch_size) * batch_size
+        return min(self.start + num_local * self.sampling.sampler.num_replicas, self.num_total)
+
+
+@contextmanager
+def _undone(generator: torch.Generator):
+    """What is drawn inside was drawn before, by the run that goes on."""
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def peeking(indices: Any) -> Callable[[], Callable[[], bool] | None]:
+    """``indices.peek`` while those are there."""
+    return weakref.WeakMethod(indices.peek)

@@ -1,0 +1,167 @@
+"""Sampling: a loader's samplers in; what they are to somebody who wants their order again, out.
+
+Guarantees: of torch's own samplers it is known which generators they draw from, and when; of others nothing is assumed.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from torchstage.draws import PROCESS, States, of_process, restore, text_of
+from torchstage.samplers import ElasticSampler
+from torchstage.seeds import AnyGenerator
+
+UNSEEDED = (SequentialSampler, DistributedSampler, ElasticSampler)  # they draw from no generator that others see
+DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # from theirs, or from torch's global one
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What says which samples an epoch has, in which order.
+
+    ``sampler`` yields what places are counted in: samples, or the batches of the caller's own batch sampler.
+    ``batch_size`` is that of torch's BatchSampler around it, None: there is none.
+    """
+
+    sampler: Any
+    batch_size: int | None
+    drop_last: bool
+    has_own_batches: bool
+    generators: Mapping[str, AnyGenerator]  # that belong to the samplers or to the loader, by name
+    kinds: tuple[str, ...]  # generators of the process that it may draw from
+
+    @staticmethod
+    def of(loader: Any) -> "Sampling":
+        batch_sampler = loader.batch_sampler
+        batch_size, drop_last = None, False
+        if type(batch_sampler) is BatchSampler:
+            sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
+        else:
+            sampler = loader.sampler if batch_sampler is None else batch_sampler
+        owners = {"loader": loader.generator, "sampler": sampler, "inner sampler": getattr(sampler, "sampler", None)}
+        return Sampling(
+            sampler,
+            batch_size,
+            drop_last,
+            batch_sampler is not None and batch_size is None,
+            _generators_of(owners),
+            _kinds(sampler, loader.generator),
+        )
+
+    @property
+    def is_known(self) -> bool:
+        return type(self.sampler) in (*UNSEEDED, *DRAWN)
+
+    @property
+    def is_elastic(self) -> bool:
+        return isinstance(self.sampler, ElasticSampler)
+
+    @property
+    def draws_as_it_goes(self) -> bool:
+        """Whether it may draw more from generators of its own than at its beginning."""
+        return type(self.sampler) is RandomSampler or not self.is_known  # once more at its end
+
+    @property
+    def epoch(self) -> int | None:
+        """The number that the sampler has for its epoch, as ``set_epoch`` sets it; None: it has none."""
+        for owner in self._with_epochs():
+            return int(owner.epoch)
+        return None
+
+    def _with_epochs(self) -> list[Any]:
+        found: list[Any] = []
+        for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
+            epoch: Any = getattr(owner, "epoch", None)
+            if isinstance(epoch, int) and not isinstance(epoch, bool):
+                found.append(owner)
+        return found
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Tell the samplers the number of the epoch. Whether they all keep it as it was told."""
+        owners = self._with_epochs()
+        for owner in owners:
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+            if owner.epoch is not epoch and "epoch" in vars(owner):  # it kept the number, but not this object
+                owner.epoch = epoch
+        return all(owner.epoch is epoch for owner in owners)
+
+    def raw_epoch(self) -> Any:
+        """The number as the sampler keeps it."""
+        return next((owner.epoch for owner in self._with_epochs()), None)
+
+    @property
+    def length(self) -> int | None:
+        """How many samples (or batches of its own) the sampler says that it has, in an epoch that starts at 0."""
+        if self.is_elastic:
+            return len(self.sampler.dataset)
+        try:
+            return len(self.sampler)
+        except Exception:  # it has none, or cannot tell
+            return None
+
+    def name_of(self, place: Any) -> Any:
+        """The index in a place as a plain value, the last one of a batch; None if it has none."""
+        try:
+            return plain(place[-1] if self.has_own_batches else place)
+        except (TypeError, IndexError, KeyError):
+            return None
+
+    def own_states(self) -> States:
+        return {name: text_of(generator) for name, generator in self.generators.items()}
+
+    def restore(self, states: States) -> None:
+        for name, generator in self.generators.items():
+            if name in states:
+                restore(generator, states[name])
+
+
+def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
+    """The generators that these are or hold as attributes, each once."""
+    found: dict[str, AnyGenerator] = {}
+    for name, owner in owners.items():
+        if _is_generator(owner):
+            candidates = {name: owner}
+        else:
+            held = cast(dict[str, Any], getattr(owner, "__dict__", None) or {})
+            candidates = {f"{name}.{key}": value for key, value in held.items() if _is_generator(value)}
+        for key, generator in candidates.items():
+            if not any(generator is known for known in found.values()):
+                found[key] = generator
+    return found
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | Random) and not any(
+        value is generator for generator in of_process()
+    )
+
+
+def _kinds(sampler: Any, generator: torch.Generator | None) -> tuple[str, ...]:
+    if type(sampler) not in (*UNSEEDED, *DRAWN):
+        return PROCESS
+    is_own = type(sampler) in UNSEEDED or _is_generator(sampler.generator)
+    return () if is_own and _is_generator(generator) else ("torch",)
+
+
+def plain(index: Any) -> Any:
+    """An index as a plain value that is the same in every run; None if it has none."""
+    if isinstance(index, str):
+        return index
+    try:
+        return operator.index(index)
+    except Exception:
+        return None

@@ -1,0 +1,189 @@
+"""State: a loader of a map-style dataset in, its place in its sampler's order as plain values out, and back.
+
+A state is a dict of dicts, lists, strings, integers, booleans and None, of the same size at every place; what a
+sampler's own ``state_dict`` gives is in it as it is.
+
+Guarantees: the state counts what was handed out, not what was made ahead; one that does not fit the loader is refused,
+with what differs and what may differ.
+"""
+
+import copy
+from dataclasses import replace
+from typing import Any, cast
+
+from torchstage.draws import States, capture
+from torchstage.epoch import Epoch, Resume, Snapshot, Told
+from torchstage.sampling import Sampling
+
+VERSION = 1
+MAP = "map"  # the kind of state that this is
+ALLOWED = (
+    "What may change: num_workers, threads or worker processes, prefetch_factor, device, stages' executors, and "
+    "batch_size where the loader makes the batches; the number of ranks with torchstage.samplers.ElasticSampler."
+)
+NAMES = {
+    "loader_seed": "seed",
+    "length": "the sampler's length",
+    "seed": "the sampler's seed",
+    "sampler": "the sampler",
+}
+
+
+def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
+    """Where the loader's latest epoch is; between two epochs, where the next one begins."""
+    if epoch is not None and not epoch.is_ordered:
+        raise RuntimeError(
+            "StageLoader.state_dict: worker processes with in_order=False do not tell which batches were handed out. "
+            "Use in_order=True, or threads (no multiprocessing_context)."
+        )
+    sampling = Sampling.of(loader) if epoch is None else epoch.sampling
+    now = {**sampling.own_states(), **capture(sampling.kinds)}
+    if epoch is None or epoch.is_finished():
+        state = _boundary(loader, sampling, epoch)
+    else:
+        state = _inside(sampling, epoch, now)
+    return {
+        "version": VERSION,
+        "kind": MAP,
+        **state,
+        "generators_now": now,
+        "fingerprint": fingerprint_of(loader, sampling),
+    }
+
+
+def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
+    position, snapshot = epoch.position, epoch.snapshot
+    low = 0 if sampling.is_elastic else position.low
+    above = [[begin - position.low + low, end - position.low + low] for begin, end in position.above]
+    return {
+        "position": epoch.elastic_position() if sampling.is_elastic else low,
+        "counts": "batches" if sampling.has_own_batches else "samples",
+        "beyond": above,
+        "rank": _rank(sampling) if above else None,
+        "last_index": None if sampling.is_elastic else position.last,
+        "is_boundary": False,
+        "is_finished": False,
+        "epoch": epoch.number if epoch.has_begun else sampling.epoch,
+        "repeat": epoch.repeat,
+        "base_seed": epoch.base_seed,
+        "sampler_state": None if snapshot is None or sampling.is_elastic else _plain_snapshot(snapshot),
+        "generators": epoch.begun or now,
+        "generators_of_first": None if epoch.pulled == epoch.begun else epoch.pulled,
+    }
+
+
+def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str, Any]:
+    number = sampling.epoch
+    base_seed, repeat = loader.next_base_seed()
+    has_state = callable(getattr(sampling.sampler, "state_dict", None)) and not sampling.is_elastic
+    own = copy.deepcopy(sampling.sampler.state_dict()) if has_state else None
+    return {
+        "position": 0,
+        "counts": "batches" if sampling.has_own_batches else "samples",
+        "beyond": [],
+        "rank": None,
+        "last_index": None,
+        "is_boundary": True,
+        "is_finished": epoch is not None and epoch.number is not None and epoch.number == number,
+        "epoch": number,
+        "repeat": loader.num_begun[number or 0] or repeat,
+        "base_seed": base_seed,
+        "sampler_state": None if own is None else _plain_snapshot(Snapshot(0, own, None)),
+        "generators": {},
+        "generators_of_first": None,
+    }
+
+
+def _plain_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    return {"at": snapshot.at, "sampler": snapshot.sampler, "iterator": snapshot.iterator}
+
+
+def _rank(sampling: Sampling) -> list[int] | None:
+    rank, num_replicas = (getattr(sampling.sampler, name, None) for name in ("rank", "num_replicas"))
+    return [rank, num_replicas] if isinstance(rank, int) and isinstance(num_replicas, int) else None
+
+
+def fingerprint_of(loader: Any, sampling: Sampling) -> dict[str, Any]:
+    sampler = sampling.sampler
+    seed: Any = getattr(sampler, "seed", None)
+    has_ranks = not sampling.is_elastic and isinstance(getattr(sampler, "num_replicas", None), int)
+    return {
+        "sampler": type(sampler).__qualname__,
+        "length": sampling.length,
+        "seed": seed if isinstance(seed, int) else None,
+        "loader_seed": loader.seed,
+        "batch_size": sampling.batch_size,
+        "num_replicas": sampler.num_replicas if has_ranks else None,
+    }
+
+
+# Back ----------------------------------------------------------------------------------------------------------
+
+
+def refuse_others(state: Any) -> None:
+    """Raise for what is no state of a StageLoader of this version or older."""
+    if not isinstance(state, dict):
+        raise TypeError(f"StageLoader: a state is a dict, got {type(state).__name__}.")
+    known = cast(dict[str, Any], state)
+    if "_snapshot" in known or "_sampler_iter_yielded" in known:
+        raise ValueError(
+            "StageLoader: this state was saved by torchdata's StatefulDataLoader, which counts otherwise. Finish that "
+            "epoch with StatefulDataLoader, and begin the next one with StageLoader."
+        )
+    version: Any = known.get("version")
+    if not isinstance(version, int) or "kind" not in known:
+        raise ValueError(f"StageLoader: this is no state of a StageLoader; its keys are {sorted(map(str, known))}.")
+    if version > VERSION:
+        raise ValueError(
+            f"StageLoader: this state is of version {version}, and this torchstage knows up to {VERSION}. Update it."
+        )
+
+
+def parsed(loader: Any, state: dict[str, Any]) -> Resume:
+    """What the loader goes on with. Raises ValueError for the state of another loader."""
+    sampling = Sampling.of(loader)
+    _refuse_mismatch(fingerprint_of(loader, sampling), state, sampling)
+    state = copy.deepcopy(state)
+    snapshot = state["sampler_state"]
+    elastic = sampling.is_elastic
+    return Resume(
+        raw=state,
+        is_boundary=state["is_boundary"],
+        position=state["position"],
+        low=0 if elastic else state["position"],
+        above=[(begin, end) for begin, end in state["beyond"]],
+        last=state["last_index"],
+        begun=state["generators"],
+        pulled=state["generators_of_first"] or {},
+        now=state["generators_now"],
+        epoch=state["epoch"],
+        is_finished=state["is_finished"],
+        repeat=state["repeat"],
+        base_seed=state["base_seed"],
+        sampler=None if snapshot is None else Snapshot(**snapshot),
+    )
+
+
+def _refuse_mismatch(here: dict[str, Any], state: dict[str, Any], sampling: Sampling) -> None:
+    saved = cast(dict[str, Any], state["fingerprint"])
+    counts = "batches" if sampling.has_own_batches else "samples"
+    free = {"batch_size"} if state["counts"] == counts == "samples" else set[str]()
+    differing = [name for name in here if name not in free and saved.get(name) != here[name]]
+    words = [f"{NAMES.get(name, name)} was {saved.get(name)!r} and is {here[name]!r}" for name in differing]
+    if state["beyond"] and state["rank"] != _rank(sampling):
+        words.append(
+            f"with in_order=False a state is that of one rank of its own, [rank, ranks] was {state['rank']} and is "
+            f"{_rank(sampling)}"
+        )
+    if words:
+        raise ValueError(f"StageLoader: this state does not fit this loader: {'; '.join(words)}. {ALLOWED}")
+
+
+def loaded(loader: Any, state: dict[str, Any]) -> Epoch:
+    """The epoch that the loader is to go on with; its sampler is told which one it is."""
+    resume, sampling = parsed(loader, state), Sampling.of(loader)
+    if resume.epoch is not None:
+        # In a way that shows whether anybody sets it afterwards.
+        shows = sampling.set_epoch(Told(resume.epoch))
+        resume = replace(resume, is_finished=resume.is_finished and shows)
+    return Epoch(sampling, loader.stream, loader.num_begun, resume)
