@@ -72,6 +72,7 @@ class Epoch:
             self.position.last = resume.last
         self.begun: States = {}
         self.pulled: States = {}
+        self.drawn: tuple[str, ...] = sampling.kinds  # of the process's generators, those that the sampler draws from
         self.base_seed: int | None = None if resume is None else resume.base_seed
         self.repeat = 0
         self.number: int | None = None  # the sampler's epoch

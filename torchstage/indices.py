@@ -104,6 +104,7 @@ class Indices:
                     epoch.begun = epoch.pulled
                     self._places = self._fresh()
                 first = self._first(self._places)
+                self._note_drawn(epoch.begun)
             if not sampling.is_known and (states := epoch.stream.states) is not None:
                 self._pull = _Apart(self._pull, states, sampling.kinds, epoch).pull
             return first
@@ -113,6 +114,7 @@ class Indices:
             places = self._at(resume.low, resume.above)
             passed = {} if sampling.is_known else capture(sampling.kinds)
             first = self._first(places)
+            self._note_drawn(resume.begun)
         if not sampling.draws_as_it_goes:
             sampling.restore(resume.now)  # also what others drew from them
         before = resume.pulled or resume.begun
@@ -120,6 +122,13 @@ class Indices:
             self._pull = _Apart(self._pull, left, sampling.kinds, epoch, has_drawn=left != passed).pull
         epoch.stream.follow({kind: resume.now[kind] for kind in sampling.kinds if kind in resume.now})
         return first
+
+    def _note_drawn(self, before: States) -> None:
+        """Of a sampler that nothing is known of: a state that is asked for at each step should not tell what it never
+        touches. torch's own generator gives the next base seed."""
+        if not self._sampling.is_known:
+            after = capture(self._sampling.kinds)
+            self._epoch.drawn = tuple(kind for kind in after if kind == "torch" or after[kind] != before.get(kind))
 
     def _states(self) -> States:
         return {**self._sampling.own_states(), **capture(self._sampling.kinds)}

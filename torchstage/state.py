@@ -37,7 +37,7 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
             "Use in_order=True, or threads (no multiprocessing_context)."
         )
     sampling = Sampling.of(loader) if epoch is None else epoch.sampling
-    now = {**sampling.own_states(), **capture(sampling.kinds)}
+    now = {**sampling.own_states(), **capture(sampling.kinds if epoch is None else epoch.drawn)}
     if epoch is None or epoch.is_finished():
         state = _boundary(loader, sampling, epoch)
     else:
