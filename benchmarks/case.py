@@ -25,6 +25,8 @@ NAMES = (
     "first_batch",
     "heavy_tail",
     "noop",
+    "resume",
+    "state_cost",
     "transfer",
 )
 

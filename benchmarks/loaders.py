@@ -71,6 +71,38 @@ def stage_loader(
     )
 
 
+def elastic_stage_loader(
+    dataset: Any, batch_size: int, num_workers: int, *, shuffle: bool = False, collate_fn: Collate = default_collate
+) -> Iterable[Any]:
+    """Ours with our sampler, as for one rank."""
+    from torchstage import StageLoader
+    from torchstage.samplers import ElasticSampler
+
+    sampler = ElasticSampler(dataset, num_replicas=1, rank=0, shuffle=shuffle)
+    return StageLoader(dataset, batch_size, sampler=sampler, num_workers=num_workers, collate_fn=collate_fn)
+
+
+def torchdata_stateful(
+    dataset: Dataset[Any],
+    batch_size: int,
+    num_workers: int,
+    *,
+    shuffle: bool = False,
+    collate_fn: Collate = default_collate,
+) -> Iterable[Any]:
+    """torchdata's loader with a state, its processes kept between epochs; it brings samplers of its own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(
+        dataset,
+        batch_size,
+        shuffle=shuffle,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        persistent_workers=num_workers > 0,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SpdlEpochs:
     """A pipeline for each epoch, as `spdl.dataloader.DataLoader` makes one in its own `__iter__`."""
@@ -204,6 +236,32 @@ def stageloader(num_workers: int, *, in_order: bool = True) -> Entry:
     label = f"**StageLoader**{order}, {_threads(num_workers)}"
     options = {"in_order": in_order}
     return Entry(f"{key}-{num_workers}", label, "torchstage", stage_loader, num_workers, options, ("torchstage",))
+
+
+def elastic_stageloader(num_workers: int) -> Entry:
+    label = f"**StageLoader** with ElasticSampler, {_threads(num_workers)}"
+    return Entry(
+        f"stageloader-elastic-{num_workers}",
+        label,
+        "torchstage",
+        elastic_stage_loader,
+        num_workers,
+        {},
+        ("torchstage.samplers",),
+    )
+
+
+def stateful_dataloader(num_workers: int) -> Entry:
+    label = f"StatefulDataLoader, {num_workers} {'worker' if num_workers == 1 else 'workers'}"
+    return Entry(
+        f"stateful-{num_workers}",
+        label,
+        "torchdata",
+        torchdata_stateful,
+        num_workers,
+        {},
+        ("torchdata.stateful_dataloader",),
+    )
 
 
 def spdl(num_workers: int, output_order: str) -> Entry:

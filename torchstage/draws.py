@@ -19,7 +19,13 @@ import torch
 
 from torchstage.seeds import AnyGenerator, set_state, state_of
 
-PROCESS = ("torch", "python", "numpy")  # generators of the process, by whose they are
+# The generators that the whole process shares, by whose they are.
+OF_PROCESS: dict[str, AnyGenerator] = {
+    "torch": torch.default_generator,
+    "python": vars(random)["_inst"],
+    "numpy": vars(np.random.mtrand)["_rand"],
+}
+PROCESS = tuple(OF_PROCESS)
 States = dict[str, str]  # a generator's name -> its state
 
 
@@ -71,23 +77,14 @@ def _unplain(value: Any) -> Any:
 
 def capture(kinds: Iterable[str]) -> States:
     """The states of the process's generators of these kinds."""
-    return {kind: text_of(_process(kind)) for kind in kinds}
+    return {kind: text_of(OF_PROCESS[kind]) for kind in kinds}
 
 
 def put_back(states: States) -> None:
     """Put the process's generators into these states."""
     for kind, text in states.items():
-        if kind in PROCESS:
-            restore(_process(kind), text)
-
-
-def _process(kind: str) -> AnyGenerator:
-    return of_process()[PROCESS.index(kind)]
-
-
-def of_process() -> tuple[AnyGenerator, ...]:
-    """The generators that the whole process shares, in the order of ``PROCESS``."""
-    return torch.default_generator, vars(random)["_inst"], vars(np.random.mtrand)["_rand"]
+        if kind in OF_PROCESS:
+            restore(OF_PROCESS[kind], text)
 
 
 @contextmanager

@@ -79,6 +79,7 @@ class Epoch:
         self.start = 0 if resume is None else resume.position  # of an elastic sampler, in samples of the global order
         self.num_total = 0  # of an elastic sampler, likewise: how many the epoch has
         self.snapshots: list[Snapshot] = []
+        self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
         if resume is not None and resume.is_boundary:
             sampling.restore(resume.now)

@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torchstage.draws import PROCESS, States, of_process, restore, text_of
+from torchstage.draws import OF_PROCESS, PROCESS, States, restore, text_of
 from torchstage.samplers import ElasticSampler
 from torchstage.seeds import AnyGenerator
 
@@ -146,7 +146,7 @@ def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
 
 def _is_generator(value: Any) -> bool:
     return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | Random) and not any(
-        value is generator for generator in of_process()
+        value is generator for generator in OF_PROCESS.values()
     )
 
 

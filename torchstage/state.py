@@ -42,13 +42,11 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
         state = _boundary(loader, sampling, epoch)
     else:
         state = _inside(sampling, epoch, now)
-    return {
-        "version": VERSION,
-        "kind": MAP,
-        **state,
-        "generators_now": now,
-        "fingerprint": fingerprint_of(loader, sampling),
-    }
+    fingerprint = fingerprint_of(loader, sampling) if epoch is None or state["is_boundary"] else epoch.fingerprint
+    if fingerprint is None:
+        assert epoch is not None
+        fingerprint = epoch.fingerprint = fingerprint_of(loader, sampling)
+    return {"version": VERSION, "kind": MAP, **state, "generators_now": now, "fingerprint": dict(fingerprint)}
 
 
 def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
