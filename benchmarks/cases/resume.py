@@ -91,8 +91,8 @@ CASE = Case(
     question=(
         f"Shuffled, batch {BATCH_SIZE} (fetched as a whole, at no cost), 2 threads or processes: load_state_dict, iter "
         "and the first batch, which is checked; beside the first batch of a new epoch, which shuffles too. "
-        "ElasticSampler computes its order by index; torch's RandomSampler and torchdata's make the list of it and pass "
-        "over what was handed out."
+        "ElasticSampler computes its order by index; torch's RandomSampler and torchdata's make the list of it and "
+        "pass over what was handed out."
     ),
     entries=(ELASTIC, OURS, *THEIRS),
     run=run,
