@@ -48,6 +48,7 @@ class Sites:
             if self.loop is None:
                 self.loop = EventLoop("torchstage-event-loop", new_event_loop)
                 self.home.annexes.append(self.loop)
+            self.loop.num_coroutines += where.concurrency or 1
             return Concurrently(self.loop, where.concurrency or 1)
         pool = Pool(where.concurrency or 1, f"torchstage-{label}", is_annex=True)
         self._pools.append(pool)

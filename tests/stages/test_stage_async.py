@@ -39,6 +39,27 @@ class Meeting:
         return value
 
 
+class MeetingOfThreads:
+    """Calls that block, in threads that asyncio gives, until so many are there together."""
+
+    def __init__(self, num_wanted: int) -> None:
+        self.num_wanted = num_wanted
+        self.num_inside = 0
+        self.lock = threading.Lock()
+        self.met = threading.Event()
+
+    def block(self, value: int) -> int:
+        with self.lock:
+            self.num_inside += 1
+            if self.num_inside == self.num_wanted:
+                self.met.set()
+        self.met.wait(PATIENCE_SECONDS)
+        return value
+
+    async def __call__(self, value: int) -> int:
+        return await asyncio.to_thread(self.block, value)
+
+
 class Flagged(Numbers):
     """With nothing that a first sample changes: the stage below counts on itself and is to be shared."""
 
@@ -56,6 +77,19 @@ def test_as_many_are_in_flight_together_as_the_stage_says(concurrency, num_wante
     assert torch.cat([first, *rest]).tolist() == list(range(0, 4000, 10))
     assert meeting.most == num_wanted
     assert meeting.num_done == 400
+
+
+@pytest.mark.parametrize(("concurrency", "num_wanted"), [(None, 64), (7, 7), (80, 80)])
+def test_as_many_blocking_calls_wait_together_in_threads_of_asyncio(concurrency, num_wanted):
+    meeting = MeetingOfThreads(num_wanted)
+    stages = [Stage(meeting, concurrency=concurrency)]
+    with (
+        StageLoader(Flagged(400), 4, num_workers=2, stages=stages, isolation="shared") as loader,
+        at_most(PATIENCE_SECONDS, meeting.met),
+    ):
+        values = torch.cat(list(loader)).tolist()
+    assert values == list(range(0, 4000, 10))
+    assert meeting.met.is_set()
 
 
 class at_most:  # noqa: N801

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,7 @@ class EventLoop(Worker):
 
     def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._new_loop = new_loop
+        self.num_coroutines = 0  # how many samples may be in the making here at once
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = self._is_stopping = self._has_ended = False
         self._tasks: dict[asyncio.Task[None], Making] = {}
@@ -93,6 +94,9 @@ class EventLoop(Worker):
             self.is_set_up = True
             self._set_up_is_over.put(None)
             asyncio.set_event_loop(loop)
+            # For asyncio.to_thread: asyncio's own has a few threads more than cores, which would bound what waits at
+            # once far below the stages' concurrency. A thread is started when there is work for it.
+            loop.set_default_executor(ThreadPoolExecutor(max(1, self.num_coroutines), f"{self.thread.name}-call"))
             while is_ready and not self._is_stopping:
                 # A task that user code began itself may raise them; asyncio lets them through, but the loop is whole.
                 with suppress(KeyboardInterrupt, SystemExit):
