@@ -62,7 +62,10 @@ class Epoch:
         self._num_begun = num_begun
         self.is_started = False  # whether a batch was asked for
         self.is_exhausted = False  # whether the sampler has no more
+        self.is_over = False  # whether the caller was told so
         self.is_ordered = True  # whether it is known which batches were handed out
+        # Whether other ranks may be at other places: then its state is one rank's own.
+        self.is_own = resume is not None and resume.raw["rank"] is not None
         self.has_begun = False
         self.is_void = False
         if resume is None or resume.is_boundary:
@@ -78,6 +81,9 @@ class Epoch:
         self.number: int | None = None  # the sampler's epoch
         self.start = 0 if resume is None else resume.position  # of an elastic sampler, in samples of the global order
         self.num_total = 0  # of an elastic sampler, likewise: how many the epoch has
+        self.num_own = 0  # of these, those of this rank from ``start`` on
+        self.num_replicas = 1  # ranks that the epoch was begun on
+        self.length: int | None = None  # of its dataset then
         self.snapshots: list[Snapshot] = []
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
@@ -144,31 +150,62 @@ class Epoch:
 
     def is_finished(self) -> bool:
         """Whether every batch was handed out. Asks the sampler, if nobody has, and if its iterator is still there."""
+        if self.is_over:
+            return True
         if not self.is_started or not self.position.is_level:
             return False
+        if self.sampling.is_elastic:
+            return self.length is not None and self._is_elastic_over()
         if not self.is_exhausted:
             peek = self.peek()
             if peek is not None:
                 peek()
             elif self.sampling.is_known and self._num_left() <= 0:
                 self.is_exhausted = True
-        sampling = self.sampling
-        if self.is_exhausted and sampling.is_elastic and not sampling.drop_last:
-            return self.elastic_position() >= self.num_total
         return self.is_exhausted
 
     def _num_left(self) -> int:
         """By the sampler's length, once its iterator is gone."""
-        if self.sampling.is_elastic:
-            return 1
         left = (self.sampling.length or 0) - self.position.low
         return left if not self.sampling.drop_last or left >= (self.sampling.batch_size or 1) else 0
 
+    def find_start(self) -> None:
+        """Of an elastic sampler: what is left of its order, and who shares it, while the epoch lasts."""
+        sampler = self.sampling.sampler
+        self.start, self.num_total, self.num_own = sampler.position, sampler.num_total, sampler.num_samples
+        self.num_replicas, self.length = sampler.num_replicas, self.sampling.length
+        if self.sampling.drop_last:
+            self._refuse_unequal_steps(self.sampling.batch_size or 1)
+
+    def _refuse_unequal_steps(self, batch_size: int) -> None:
+        first, last = (
+            len(range(self.start + rank, self.num_total, self.num_replicas)) // batch_size
+            for rank in (0, self.num_replicas - 1)
+        )
+        if first != last:
+            raise ValueError(
+                f"StageLoader: with drop_last=True the first of {self.num_replicas} ranks would have {first} batches "
+                f"and the last one {last}: those that wait for each other in each step would wait for good. Give the "
+                "ElasticSampler tail='drop', which leaves out fewer samples than there are ranks, or tail='pad'."
+            )
+
+    def _is_elastic_over(self) -> bool:
+        """Whether no rank has a batch left, as far as this one can tell: all have made as many steps."""
+        if not self.sampling.drop_last:
+            return self.elastic_position() >= self.num_total
+        position = self.position
+        num_left = self.num_own - position.low - sum(end - begin for begin, end in position.above)
+        return num_left < (self.sampling.batch_size or 1)
+
     def elastic_position(self) -> int:
         """Samples of the global order handed out on all ranks, each of which has made as many steps."""
-        batch_size = self.sampling.batch_size or 1
-        num_local = -(-self.position.low // batch_size) * batch_size
-        return min(self.start + num_local * self.sampling.sampler.num_replicas, self.num_total)
+        if self.length is None:
+            return self.start or self.sampling.sampler.position
+        num_local = self.position.low
+        if num_local >= self.num_own:  # its last batch may be shorter than those of others, or none
+            batch_size = self.sampling.batch_size or 1
+            num_local = -(-num_local // batch_size) * batch_size
+        return min(self.start + num_local * self.num_replicas, self.num_total)
 
 
 @contextmanager

@@ -98,6 +98,8 @@ class Indices:
             raise StopIteration
         resume = epoch.resume
         if resume is None or resume.is_boundary:
+            if sampling.is_elastic:
+                epoch.find_start()
             with epoch.stream.drawing():
                 epoch.pulled = self._states()
                 if self._places is None:
@@ -146,15 +148,9 @@ class Indices:
         sampling, resume = self._sampling, self._epoch.resume
         if resume is not None and resume.sampler is not None:
             return self._loaded(resume.sampler)
-        if sampling.is_elastic:
-            self._find_start()
-        elif _has_state(sampling.sampler):
+        if _has_state(sampling.sampler) and not sampling.is_elastic:
             self._epoch.keep(Snapshot(0, _copied(sampling.sampler), None))
         return self._opened()
-
-    def _find_start(self) -> None:
-        sampler = self._sampling.sampler
-        self._epoch.start, self._epoch.num_total = sampler.position, sampler.num_total
 
     def _opened(self) -> Iterator[Any]:
         sampler = self._sampling.sampler
@@ -189,7 +185,7 @@ class Indices:
         assert resume is not None
         if sampling.is_elastic:
             sampling.sampler.start_at(resume.position)
-            self._find_start()
+            self._epoch.find_start()
             iterator, low = self._opened(), 0
         elif resume.sampler is not None:
             iterator = self._loaded(resume.sampler)

@@ -66,7 +66,7 @@ class InlineIterator(LoaderIterator):
         try:
             indices, chain, items = next(self._source)
         except StopIteration:
-            self._is_exhausted = True
+            self._is_exhausted = epoch.is_over = True
             raise
         try:
             with nullcontext() if self._scope is None else rng.drawing_from(self._scope):

@@ -299,7 +299,7 @@ class ThreadedIterator(LoaderIterator):
     def _end(self) -> None:
         """Every batch was handed out. Threads that are not kept for the next epoch end here; none is in user code."""
         self._leave_run()
-        self._is_exhausted = True
+        self._is_exhausted = self._epoch.is_over = True
         if not self._persistent_workers:
             self._close(CLOSE_WAIT_SECONDS)
 

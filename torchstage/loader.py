@@ -297,8 +297,9 @@ class StageLoader(DataLoader[T_co]):
         for, so that iterators nobody uses do not use it up."""
         known = self._epoch
         resume = known.resume if known is not None and not known.is_started else None
-        self._epoch = Epoch(Sampling.of(self), self._stream, self._num_begun, resume)
-        return self._epoch
+        epoch = self._epoch = Epoch(Sampling.of(self), self._stream, self._num_begun, resume)
+        epoch.is_own = epoch.is_own or not (self.in_order or self.num_workers == 0)
+        return epoch
 
     @property
     def stream(self) -> Stream:

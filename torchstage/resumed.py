@@ -65,6 +65,7 @@ class Resumed:
         try:
             batch = next_data()
         except StopIteration:
+            epoch.is_over = True
             raise
         except Exception:  # it comes in the place of the batch
             epoch.position.hand_out_next()

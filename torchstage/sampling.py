@@ -113,6 +113,26 @@ class Sampling:
         except Exception:  # it has none, or cannot tell
             return None
 
+    def number(self, name: str) -> int | None:
+        """An attribute of the samplers, the outer one's first, if it is a number; None: neither has it."""
+        values = (getattr(owner, name, None) for owner in (self.sampler, getattr(self.sampler, "sampler", None)))
+        return next((value for value in values if isinstance(value, int)), None)
+
+    @property
+    def num_replicas(self) -> int | None:
+        """How many ranks share an epoch, as the samplers say."""
+        return self.number("num_replicas")
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """[this rank, number of ranks], as the samplers say, else torch.distributed; None: there are none."""
+        rank, num_replicas = self.number("rank"), self.number("num_replicas")
+        if rank is not None and num_replicas is not None:
+            return [rank, num_replicas]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return [torch.distributed.get_rank(), torch.distributed.get_world_size()]
+        return None
+
     def name_of(self, place: Any) -> Any:
         """The index in a place as a plain value, the last one of a batch; None if it has none."""
         try:

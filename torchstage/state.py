@@ -45,7 +45,7 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
     fingerprint = fingerprint_of(loader, sampling) if epoch is None or state["is_boundary"] else epoch.fingerprint
     if fingerprint is None:
         assert epoch is not None
-        fingerprint = epoch.fingerprint = fingerprint_of(loader, sampling)
+        fingerprint = epoch.fingerprint = fingerprint_of(loader, sampling, epoch.length)
     return {"version": VERSION, "kind": MAP, **state, "generators_now": now, "fingerprint": dict(fingerprint)}
 
 
@@ -57,8 +57,9 @@ def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
         "position": epoch.elastic_position() if sampling.is_elastic else low,
         "counts": "batches" if sampling.has_own_batches else "samples",
         "beyond": above,
-        "rank": _rank(sampling) if above else None,
+        "rank": sampling.ranks if epoch.is_own and (above or sampling.num_replicas != 1) else None,
         "last_index": None if sampling.is_elastic else position.last,
+        "last_of": None if sampling.is_elastic else sampling.ranks,
         "is_boundary": False,
         "is_finished": False,
         "epoch": epoch.number if epoch.has_begun else sampling.epoch,
@@ -72,17 +73,19 @@ def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
 
 def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str, Any]:
     number = sampling.epoch
+    start = sampling.sampler.position if sampling.is_elastic else 0  # as its own start_at has it
     base_seed, repeat = loader.next_base_seed()
     has_state = callable(getattr(sampling.sampler, "state_dict", None)) and not sampling.is_elastic
     own = copy.deepcopy(sampling.sampler.state_dict()) if has_state else None
     return {
-        "position": 0,
+        "position": start,
         "counts": "batches" if sampling.has_own_batches else "samples",
         "beyond": [],
         "rank": None,
         "last_index": None,
-        "is_boundary": True,
-        "is_finished": epoch is not None and epoch.number is not None and epoch.number == number,
+        "last_of": None,
+        "is_boundary": not start,
+        "is_finished": not start and epoch is not None and epoch.number is not None and epoch.number == number,
         "epoch": number,
         "repeat": loader.num_begun[number or 0] or repeat,
         "base_seed": base_seed,
@@ -96,22 +99,16 @@ def _plain_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     return {"at": snapshot.at, "sampler": snapshot.sampler, "iterator": snapshot.iterator}
 
 
-def _rank(sampling: Sampling) -> list[int] | None:
-    rank, num_replicas = (getattr(sampling.sampler, name, None) for name in ("rank", "num_replicas"))
-    return [rank, num_replicas] if isinstance(rank, int) and isinstance(num_replicas, int) else None
-
-
-def fingerprint_of(loader: Any, sampling: Sampling) -> dict[str, Any]:
-    sampler = sampling.sampler
-    seed: Any = getattr(sampler, "seed", None)
-    has_ranks = not sampling.is_elastic and isinstance(getattr(sampler, "num_replicas", None), int)
+def fingerprint_of(loader: Any, sampling: Sampling, length: int | None = None) -> dict[str, Any]:
+    """What a state must fit. ``length``: that of an epoch that has begun, if the sampler says another one later."""
     return {
-        "sampler": type(sampler).__qualname__,
-        "length": sampling.length,
-        "seed": seed if isinstance(seed, int) else None,
+        "sampler": type(sampling.sampler).__qualname__,
+        "length": sampling.length if length is None else length,
+        "seed": sampling.number("seed"),
+        "shuffle": sampling.number("shuffle"),
         "loader_seed": loader.seed,
         "batch_size": sampling.batch_size,
-        "num_replicas": sampler.num_replicas if has_ranks else None,
+        "num_replicas": None if sampling.is_elastic else sampling.num_replicas,
     }
 
 
@@ -150,7 +147,7 @@ def parsed(loader: Any, state: dict[str, Any]) -> Resume:
         position=state["position"],
         low=0 if elastic else state["position"],
         above=[(begin, end) for begin, end in state["beyond"]],
-        last=state["last_index"],
+        last=state["last_index"] if state["last_of"] == sampling.ranks else None,  # ranks may share a state
         begun=state["generators"],
         pulled=state["generators_of_first"] or {},
         now=state["generators_now"],
@@ -168,10 +165,10 @@ def _refuse_mismatch(here: dict[str, Any], state: dict[str, Any], sampling: Samp
     free = {"batch_size"} if state["counts"] == counts == "samples" else set[str]()
     differing = [name for name in here if name not in free and saved.get(name) != here[name]]
     words = [f"{NAMES.get(name, name)} was {saved.get(name)!r} and is {here[name]!r}" for name in differing]
-    if state["beyond"] and state["rank"] != _rank(sampling):
+    if state["rank"] is not None and state["rank"] != sampling.ranks:
         words.append(
-            f"with in_order=False a state is that of one rank of its own, [rank, ranks] was {state['rank']} and is "
-            f"{_rank(sampling)}"
+            f"with in_order=False the state of an epoch is each rank's own, [rank, ranks] was {state['rank']} and is "
+            f"{sampling.ranks}"
         )
     if words:
         raise ValueError(f"StageLoader: this state does not fit this loader: {'; '.join(words)}. {ALLOWED}")

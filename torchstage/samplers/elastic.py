@@ -156,7 +156,7 @@ class ElasticSampler(DistributedSampler[int]):
     def _state(self, epoch: int, position: int, length: int) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "epoch": epoch,
+            "epoch": int(epoch),  # not a subclass that somebody gave: plain
             "position": position,
             "seed": self.seed,
             "length": length,
