@@ -5,16 +5,22 @@ all else is as torch does it for ``num_workers=0``.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-import torch.utils.data._utils.worker as torch_worker
+import torch
 import torch.utils.data.dataloader as torch_dataloader
 import torch.utils.data.graph_settings as torch_graph
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
 from torchstage import rng
+from torchstage.inline_epoch import InlineEpoch
+from torchstage.inline_reader import Told
 from torchstage.lanes import base_seed_of
+from torchstage.marks import draws_into
+from torchstage.reader_state import unmoved
+from torchstage.scope_states import Texts, drawn_of, seeded
 from torchstage.transfer import pinned
 
 if TYPE_CHECKING:
@@ -22,10 +28,9 @@ if TYPE_CHECKING:
 
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher  # torch leaves it untyped
 _apply_sharding: Callable[..., Any] = vars(torch_graph)["apply_sharding"]
-_numpy_seed: Callable[[int, int], list[int]] = vars(torch_worker)["_generate_state"]
 
 
-class InlineLane(_BaseDataLoaderIter):
+class InlineLane(Told, _BaseDataLoaderIter):
     """``num_workers=0`` with a seed."""
 
     _dataset: Any
@@ -33,23 +38,42 @@ class InlineLane(_BaseDataLoaderIter):
     _timeout: float
     _pin_memory_device: Any
 
-    def __init__(self, loader: "StageLoader[Any]", seed: int, epoch: int) -> None:
-        super().__init__(cast(Any, loader))  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]", seed: int, number: int) -> None:
+        """``home``: whose iterator it is; ``number``: of the epoch."""
+        self._dataset_fetcher: Any = None
+        epoch: InlineEpoch = home.new_reader_epoch(lambda resume, latest: InlineEpoch(home, resume, latest))
+        self._follow(epoch)
+        generator: torch.Generator = cast(Any, loader).generator or torch.default_generator
+        with nullcontext() if epoch.base_seed is None else unmoved(generator):
+            _BaseDataLoaderIter.__init__(self, cast(Any, loader))
         if self._timeout != 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
         dataset: Any = loader.dataset
         if isinstance(dataset, IterDataPipe):
             _apply_sharding(dataset, self._world_size, self._rank)
-        base_seed = base_seed_of(seed, epoch)
-        self._scope = rng.Scope.of_worker(base_seed, 0, _numpy_seed(base_seed, 0))
-        self._fetcher: Any = None
+        epoch.base_seed = base_seed_of(seed, number)
+        epoch.texts = Texts(epoch.base_seed, 0)
+        self._scope = seeded(epoch.base_seed, 0)
         self._pin = pinned(self._pin_memory_device) if self._pin_memory else None
+        self._num_yielded = epoch.num_batches
 
     def _next_data(self) -> Any:
-        index = cast(Any, self)._next_index()
         with rng.drawing_from(self._scope):
-            if self._fetcher is None:
-                arguments = self._auto_collation, self._collate_fn, self._drop_last
-                self._fetcher = _create_fetcher(self._dataset_kind, self._dataset, *arguments)
-            batch = self._fetcher.fetch(index)
+            batch = self._told(self._made)
         return batch if self._pin is None else self._pin(batch, ())
+
+    def _made(self) -> Any:
+        index = cast(Any, self)._next_index()
+        if self._dataset_fetcher is None:
+            self._dataset_fetcher = self._begin_at(self._new_fetcher)
+            start = self._epoch.start
+            if start is not None and start.mark is not None and start.mark.num_batches:
+                draws_into(self._scope, start.mark.draws, self._epoch.base_seed or 0, 0)
+        return self._dataset_fetcher.fetch(index)
+
+    def _new_fetcher(self) -> Any:
+        arguments = self._auto_collation, self._collate_fn, self._drop_last
+        return _create_fetcher(self._dataset_kind, self._dataset, *arguments)
+
+    def _draws(self) -> Any:
+        return drawn_of(self._scope)

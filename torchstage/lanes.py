@@ -7,6 +7,7 @@ Guarantees: the batches are DataLoader's, in its order; each lane is ahead of th
 batches and no more; a lane's dataset is read, and its iterator closed, in its own thread.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +25,9 @@ from torchstage.engine.pipeline import Admission, Pool, Run
 from torchstage.engine.ticket import Batch, Chain
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
+from torchstage.lane_epoch import LaneEpoch
 from torchstage.line import Line
-from torchstage.reading import Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
+from torchstage.reading import Cut, Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
 from torchstage.replicas import replicas
 from torchstage.then import Then
 
@@ -36,24 +38,26 @@ if TYPE_CHECKING:
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
 
 
-class NoEpoch:
-    """Keeps no state."""
-
-    resume = None
-    is_started = False
-
-
 class Turns:
     """Whose turn it is: the lanes one after another, each with at most ``num_ahead`` batches in flight."""
 
     in_flight: InFlight  # of the run that this is the source of
 
-    def __init__(self, sampler_iter: Iterator[Any], readings: list[Reading], chains: list[Chain], num_ahead: int):
+    def __init__(
+        self,
+        sampler_iter: Iterator[Any],
+        readings: list[Reading],
+        chains: list[Chain],
+        num_ahead: int,
+        next_lane: int,
+    ) -> None:
         self._sampler_iter = sampler_iter
         self._readings = readings
         self._chains = chains
         self._num_ahead = num_ahead
-        self._next_lane = 0
+        self._next_lane = next_lane
+        self._num_cuts = 0
+        self.cuts: dict[int, Cut] = {}  # what is in flight, by the number of its batch
 
     def __iter__(self) -> "Turns":
         return self
@@ -72,7 +76,9 @@ class Turns:
             if not self._readings[lane].has_ended and self.in_flight.num_of(lane) < self._num_ahead:
                 index = next(self._sampler_iter)
                 self._next_lane = (lane + 1) % num_lanes
-                return (index,), self._chains[lane], None
+                self.cuts[self._num_cuts] = cut = Cut(index, lane)
+                self._num_cuts += 1
+                return (index,), self._chains[lane], (cut,)
         return None
 
 
@@ -92,17 +98,37 @@ class LaneIterator(ThreadedIterator):
             self._base_seed = base_seed_of(loader.seed, epoch)
         self._has_scopes = loader.sample_rng
         self._first_shared_seed = self._shared_seed
-        cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)  # torch's own draws another one here, too
+        known = self._epoch
+        with known.drawing_base_seed(cast(Any, loader).generator):  # torch's own draws another shared seed here, too
+            cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)
+        self._base_seed, self._first_shared_seed, self._shared_seed = known.seeds(
+            self._base_seed, self._first_shared_seed, self._shared_seed
+        )
+        self._num_yielded = known.num_batches
+        others = self._set_up_elsewhere
+        self._set_up_elsewhere = partial(others.func, self._base_seed, *others.args[1:])
 
     def _open(self, loader: "StageLoader[Any]") -> None:
-        cast(Any, _BaseDataLoaderIter).__init__(self, loader)
-        self._epoch = cast(Any, NoEpoch())
+        epoch = self._epoch = self._new_epoch(loader)
+        with epoch.drawing_base_seed(cast(Any, loader).generator):
+            cast(Any, _BaseDataLoaderIter).__init__(self, loader)
+        self._follow()
+
+    def _new_epoch(self, loader: "StageLoader[Any]") -> Any:
+        previous: LaneEpoch | None = vars(self).get("_epoch")
+        return loader.new_reader_epoch(lambda resume, latest: LaneEpoch(loader, resume, previous))
 
     def _follow(self) -> None:
-        self._epoch = cast(Any, NoEpoch())
+        pass
+
+    def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
+        epoch = self._epoch = self._new_epoch(loader)
+        super()._reset(loader, first_iter)
+        self._base_seed, _, self._shared_seed = epoch.seeds(self._base_seed, None, self._shared_seed)
+        self._num_yielded = epoch.num_batches
 
     def _handed_out(self, number: int) -> None:
-        pass
+        self._epoch.hand_out(self._cuts.pop(number))
 
     def _line(self, loader: "StageLoader[Any]") -> Line:
         return Line((), loader.stages)  # the lanes read the dataset
@@ -125,7 +151,9 @@ class LaneIterator(ThreadedIterator):
 
     def _start(self) -> Run:
         """Start the lanes and admit the window, inside the first ``__next__``."""
+        self._epoch.begin(is_live_of(self))
         turns = self._turns()
+        self._cuts = turns.cuts
         try:
             self._sites.start_loop(self._set_up_elsewhere)
             self._pool.start(len(self._lanes), self._set_up_of_lanes())
@@ -148,10 +176,15 @@ class LaneIterator(ThreadedIterator):
     def _turns(self) -> Turns:
         opener = partial(open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
         again = self._shared_seed if self._is_set_up else None
-        readings = [Reading(lane, opener, again) for lane in self._lanes]
+        epoch = self._epoch
+        how = {"num_steps": epoch.num_steps, "is_kept": cast(bool, cast(Any, self)._persistent_workers)}
+        readings = [
+            Reading(lane, opener, again, opening, start, **how)
+            for lane, opening, start in zip(self._lanes, epoch.openings, epoch.starts(), strict=True)
+        ]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
         chains = [chain_of(reading, self._recipe, wrap, self._after_reading(reading.lane)) for reading in readings]
-        return Turns(self._sampler_iter, readings, chains, self._num_ahead)
+        return Turns(self._sampler_iter, readings, chains, self._num_ahead, epoch.next_lane)
 
     def _after_reading(self, lane: Lane) -> Callable[[Any], Any] | None:
         """What the stages do with a sample, in the lane's thread."""
@@ -173,6 +206,9 @@ class LaneIterator(ThreadedIterator):
                 return super()._next_data()
             except LaneEnded:  # the lane after it has the next batch
                 continue
+            except StopIteration:
+                self._epoch.finish()
+                raise
 
     def _leave_run(self) -> None:
         """Lanes that are kept finish what they were asked for, as torch's workers do: so their random generators are
@@ -180,6 +216,17 @@ class LaneIterator(ThreadedIterator):
         if self._pool.is_closed:
             super()._leave_run()
         self._runs = []
+
+
+def is_live_of(iterator: LaneIterator) -> Callable[[], bool]:
+    """Tells whether the threads of an iterator may still begin what they were asked for. Does not keep it."""
+    reference = weakref.ref(iterator)
+
+    def is_live() -> bool:
+        known = reference()
+        return known is not None and not cast(Any, known)._pool.is_closed
+
+    return is_live
 
 
 def own_copies(loader: "StageLoader[Any]") -> list[Private]:

@@ -25,11 +25,13 @@ from torchstage.epoch import Epoch
 from torchstage.errors import add_note
 from torchstage.inline import InlineIterator
 from torchstage.inline_lane import InlineLane
+from torchstage.inline_reader import InlineReader
 from torchstage.isolation import Guard, Isolation, is_inside_serialised
 from torchstage.iterators import CLOSE_WAIT_SECONDS, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
 from torchstage.line import Line
 from torchstage.order import samplers_of, seeds_of
+from torchstage.reader_state import loaded as readers_loaded
 from torchstage.resumed import Resumed, next_data_of
 from torchstage.sampling import Sampling
 from torchstage.seeds import Seeds
@@ -38,6 +40,7 @@ from torchstage.state import loaded, refuse_others, state_of
 from torchstage.then import Then, ThenCollate, checked
 from torchstage.trace import trace
 from torchstage.transfer import Route, Transfer
+from torchstage.worker_reader import state_of_readers, worker_iterator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -134,7 +137,7 @@ class StageLoader(DataLoader[T_co]):
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
         self._run_here = RunHere()
-        self._epoch: Epoch | None = None  # the latest iterator's; or one that a loaded state asks for
+        self._epoch: Any = None  # the latest iterator's; or one that a loaded state asks for
         self._stream = Stream()
         self._transfer = None if device is None else Transfer(device)
         try:
@@ -172,8 +175,7 @@ class StageLoader(DataLoader[T_co]):
         is_iterable = isinstance(self.dataset, IterableDataset)
         is_inline = self.num_workers == 0 or is_inside_serialised()
         if is_iterable and self.num_workers == 0 and self.seed is not None and self.sample_rng:
-            self._num_lane_epochs += 1
-            return self._moving(InlineLane(self._with_stages(), self.seed, self._num_lane_epochs - 1))
+            return self._moving(InlineLane(self._with_stages(), self, self.seed, self._next_lane_epoch()))
         if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
             return self._torchs_own()
         if self._guard.isolation != self.isolation:
@@ -197,14 +199,26 @@ class StageLoader(DataLoader[T_co]):
             finally:
                 self.num_workers = num_workers
         self.check_worker_number_rationality()
+        return LaneIterator(self, self._guard, own, self._next_lane_epoch())
+
+    def _next_lane_epoch(self) -> int:
+        """The number of the epoch that readers begin, or go on with."""
+        resume: Any = None if self._epoch is None or self._epoch.is_started else self._epoch.resume
+        if resume is not None:
+            self._num_lane_epochs = resume.num_epochs - (resume.base_seed is not None)
         self._num_lane_epochs += 1
-        return LaneIterator(self, self._guard, own, self._num_lane_epochs - 1)
+        return self._num_lane_epochs - 1
+
+    @property
+    def num_lane_epochs(self) -> int:
+        """How many epochs of readers were begun."""
+        return self._num_lane_epochs
 
     def _torchs_own(self) -> Any:
         """torch's own iterator, inline or of worker processes."""
         twin = self._with_stages()
         if isinstance(self.dataset, IterableDataset):
-            return self._moving(super(StageLoader, twin)._get_iterator())
+            return self._moving(InlineReader(twin, self) if not self.num_workers else worker_iterator(twin, self))
         resumed = Resumed(self)
         with resumed.first():
             iterator: Any = super(StageLoader, cast(StageLoader[Any], resumed.twin_of(twin)))._get_iterator()
@@ -282,6 +296,8 @@ class StageLoader(DataLoader[T_co]):
         epoch = self._epoch
         if epoch is not None and epoch.resume is not None and not epoch.is_started:
             return copy.deepcopy(epoch.resume.raw)
+        if isinstance(self.dataset, IterableDataset):
+            return state_of_readers(self, epoch)
         return state_of(self, epoch)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -290,7 +306,11 @@ class StageLoader(DataLoader[T_co]):
         Iterators that are there already are left alone. Raises ValueError for a state that does not fit this loader.
         """
         refuse_others(state_dict)
-        self._epoch = loaded(self, state_dict)
+        if isinstance(self.dataset, IterableDataset):
+            self._epoch = readers_loaded(self, state_dict)
+            self._iterator = None  # readers that are kept have read on; new ones begin where the state was saved
+        else:
+            self._epoch = loaded(self, state_dict)
 
     def new_epoch(self) -> Epoch:
         """What is kept of the epoch of an iterator that is being made. A loaded state counts until a batch was asked
@@ -299,6 +319,13 @@ class StageLoader(DataLoader[T_co]):
         resume = known.resume if known is not None and not known.is_started else None
         epoch = self._epoch = Epoch(Sampling.of(self), self._stream, self._num_begun, resume)
         epoch.is_own = epoch.is_own or not (self.in_order or self.num_workers == 0)
+        return epoch
+
+    def new_reader_epoch(self, make: Callable[[Any, Any], Any]) -> Any:
+        """The same for an iterable dataset: made by ``make(resume, latest)``."""
+        latest: Any = self._epoch
+        resume = latest.resume if latest is not None and not latest.is_started else None
+        self._epoch = epoch = make(resume, latest)
         return epoch
 
     @property

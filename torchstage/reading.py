@@ -5,7 +5,9 @@ batch; what it has to say of its end is an exception that the consumer knows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -15,8 +17,11 @@ import torch.utils.data.graph_settings as torch_graph
 from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import Private
+from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.ticket import Chain, simple_chain
+from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
+from torchstage.scope_states import drawn_of
 
 # torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds a data pipe.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
@@ -27,6 +32,41 @@ class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
     """The lane has no batch left."""
 
 
+class Cut:
+    """A batch that a lane is asked for, and where the lane is once it has made it."""
+
+    __slots__ = ("has_ended", "has_state", "index", "is_last", "lane", "mark")
+
+    def __init__(self, index: Any, lane: int) -> None:
+        self.index = index
+        self.lane = lane
+        self.mark: Mark | None = None  # None: as far after the last one as there are batches since
+        self.has_ended = False  # whether there was no such batch, nor will be
+        self.is_last = False  # whether the dataset ended inside it
+        self.has_state = False  # whether the dataset can tell where it is
+
+
+class Opening:
+    """Where a lane is before it begins an epoch. Told by the lane's thread, waited for by the consumer's."""
+
+    def __init__(self) -> None:
+        self._mark: Mark | None = None
+        self._is_told: SimpleQueue[None] = SimpleQueue()
+
+    def tell(self, mark: Mark | None) -> None:
+        self._mark = mark
+        self._is_told.put(None)
+
+    def wait(self, is_open: Callable[[], bool]) -> Mark | None:
+        """None if the lane did not begin, or will not, because its threads were told to end."""
+        while self._mark is None and is_open():
+            with suppress(Empty):
+                self._is_told.get(timeout=PERIOD_SECONDS)
+                self._is_told.put(None)  # for the next who asks
+                break
+        return self._mark
+
+
 class Lane:
     """One reader and what is its own. Used in its thread alone, once that has started."""
 
@@ -34,6 +74,7 @@ class Lane:
         self.number = number
         self.own = own  # closes what was opened for it when it goes
         self.dataset = own.roots["dataset"]
+        self.reader = Reader(self.dataset)
         self.collate_fn = own.roots["collate_fn"]
         self.init_fn: Callable[[int], Any] | None = own.roots["worker_init_fn"]
         self.error: BaseException | None = None  # of its set-up: it comes in the place of the first batch
@@ -50,43 +91,147 @@ class Lane:
 class Reading:
     """One epoch of a lane. ``has_ended`` may be read in any thread, all else is the lane's."""
 
-    def __init__(self, lane: Lane, open_fetcher: Callable[[Any], Any], shared_seed: int | None) -> None:
-        self.has_ended = False
+    def __init__(
+        self,
+        lane: Lane,
+        open_fetcher: Callable[[Any], Any],
+        shared_seed: int | None,
+        opening: Opening,
+        start: Start | None = None,
+        *,
+        num_steps: int = 1,
+        is_kept: bool = False,
+    ) -> None:
+        """``num_steps``: batches between two marks, 0: there are none. ``is_kept``: the lane may read another epoch."""
+        self.has_ended = start is not None and start.has_ended
         self.lane = lane
-        self._open_fetcher = open_fetcher
+        self._open_fetcher = partial(open_fetcher, lane.dataset)
         self._shared_seed = shared_seed  # of a data pipe that is read again; None if its set-up gave it one
+        self._opening = opening
+        self._start = start
+        self._num_steps = num_steps
+        self._is_kept = is_kept
+        self._where = f"lane {lane.number}"
         self._fetcher: Any = None
-        self._num_samples = 0
+        self._may_have_mistaken = False  # the end for the beginning
+        self._has_state = False
+        self._draws_at_start: Any = None
+        self._cut: Cut | None = None
+        self._num_samples = self._num_batches = self._num_marked = 0
 
-    def fetch(self, index: Any) -> Any:
+    def replay(self, again: Callable[[Any], Any], index: Any) -> None:
+        """Make the batches once more that were handed out since the mark that the lane goes on from. Before the first.
+
+        What they raised was handed out, too.
+        """
+        num_batches = 0 if self._start is None else self._start.num_since
+        if self._fetcher is None and not self.has_ended and num_batches:
+            self._fetcher = self._open()
+            for _ in range(num_batches):
+                try:
+                    again(Cut(index, self.lane.number))
+                except LaneEnded:
+                    break
+                except Exception:
+                    continue
+
+    def fetch(self, cut: Cut) -> Any:
         """The samples of the next batch, not collated. Raises LaneEnded, or what the dataset raises."""
+        cut.has_ended = self.has_ended
         if self.has_ended:
             raise LaneEnded
         if self._fetcher is None:
-            self._fetcher = self._open()
+            try:
+                self._fetcher = self._open()
+            except BaseException:
+                cut.has_ended = self._start is None  # else it may be begun once more from there
+                raise
+        self._cut = cut
+        cut.has_state = self._has_state
         try:
-            return self._fetcher.fetch(index)
+            samples = self._fetched(cut.index)
         except StopIteration:
             pass
+        except BaseException:
+            self._num_batches += 1
+            raise
+        else:
+            self._num_batches += 1
+            return samples
+        cut.has_ended = True
+        if self._is_kept:
+            self.lane.reader.is_between = True
+            cut.mark = self._mark(None)
         self.end()
         raise LaneEnded
 
+    def _fetched(self, index: Any) -> Any:
+        may_have_mistaken, self._may_have_mistaken = self._may_have_mistaken, False
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            if not may_have_mistaken:
+                raise
+        self._fetcher = self.lane.reader.open_anew(self._make, self._where)
+        return self._fetcher.fetch(index)
+
+    def _mark(self, fetcher: Any) -> Mark:
+        return self.lane.reader.mark(
+            fetcher, 0 if fetcher is None else self._num_batches, drawn_of(rng.current()), self._where
+        )
+
+    def mark(self) -> None:
+        """The batch is made, collated, too: whatever comes next is the next one's. Tell where that begins, if it is
+        time to."""
+        cut, self._cut = self._cut, None
+        if cut is None or self._fetcher is None:
+            return
+        if self._fetcher.ended:
+            cut.is_last = True
+            if self._is_kept:
+                cut.mark = self._mark(None)
+            return
+        is_due = self._num_steps and self._num_batches - self._num_marked >= self._num_steps
+        if is_due and self._has_state:
+            cut.mark = self._mark(self._fetcher)
+            self._num_marked = self._num_batches
+
     def _open(self) -> Any:
-        lane = self.lane
+        lane, start = self.lane, self._start
         error, lane.error = lane.error, None
         lane.close()
         lane.reading = self
+        opening: Mark | None = None
         try:
             if error is not None:
                 raise error
             if self._shared_seed is not None:
                 _seed_pipe(lane.dataset, self._shared_seed)
-            return self._open_fetcher(lane.dataset)
+            scope = rng.current()
+            if start is not None:
+                draws_into(scope, start.draws_at_start, start.base_seed, lane.number)
+            opening = self._mark(None)
+            self._draws_at_start = opening.draws
+            begin = None if start is None else start.mark
+            fetcher, self._may_have_mistaken = lane.reader.open(self._make, begin, self._where)
+            if start is not None and begin is not None and begin.num_batches:
+                draws_into(scope, begin.draws, start.base_seed, lane.number)
+                self._num_batches = self._num_marked = begin.num_batches
+            self._has_state = lane.reader.has_state(fetcher)
+            return fetcher
         except BaseException:
             self.has_ended = True
             raise
         finally:
+            self._opening.tell(opening)
             del error  # its traceback may lead back to this frame
+
+    def _make(self) -> Any:
+        """The dataset's iterator, made with the generators as they were before that; the dataset may have set them
+        when it was told its state."""
+        if self._draws_at_start is not None:
+            draws_into(rng.current(), self._draws_at_start, 0, self.lane.number)
+        return self._open_fetcher()
 
     def end(self) -> None:
         """Nothing more comes. Drops the dataset's iterator, whose clean-up runs here and now."""
@@ -152,11 +297,23 @@ def chain_of(
     def collate_batch(values: list[Any], indices: Sequence[Any]) -> Any:
         return collate(values[0], reading.labels(values[0]) if recipe.is_batched else indices)
 
-    def fetch(index: Any) -> Any:
-        samples = reading.fetch(index)
+    def fetch(cut: Cut) -> Any:
+        samples = reading.fetch(cut)
         if then is None:
             return samples
         return [then(sample) for sample in samples] if recipe.is_batched else then(samples)
 
-    finish = finish_of(collate_batch, recipe)
-    return simple_chain("fetch", wrap(fetch), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)
+    def again(cut: Cut) -> None:
+        collate_batch([fetch(cut)], (cut.index,))
+
+    def fetch_on(cut: Cut) -> Any:
+        reading.replay(again, cut.index)
+        return fetch(cut)
+
+    def marked(batch: Any, indices: Any) -> Any:
+        reading.mark()
+        return batch
+
+    collated, *others = finish_of(collate_batch, recipe)
+    finish = (collated, ("state_dict", wrap(marked)), *others)
+    return simple_chain("fetch", wrap(fetch_on), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)

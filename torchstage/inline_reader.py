@@ -1,0 +1,160 @@
+"""Inline reader: an iterable dataset in, its batches out, made by torch's own iterator in the caller's thread.
+
+Guarantees: all is as torch does it for ``num_workers=0``; a resumed one leaves the process's random generators as they
+were, but for what the dataset itself sets when it is told its state.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.utils.data.dataloader as torch_dataloader
+
+from torchstage.draws import PROCESS, States, elsewhere, restore
+from torchstage.inline_epoch import THE_DATASET, InlineEpoch, Inside
+from torchstage.marks import Mark
+
+if TYPE_CHECKING:
+    from torchstage.loader import StageLoader
+
+# torch's own, which it leaves untyped.
+_Single: Any = vars(torch_dataloader)["_SingleProcessDataLoaderIter"]
+_create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
+
+
+class Told:
+    """What an inline iterator does beside making batches: it begins where its epoch does, and tells where it is."""
+
+    _dataset_fetcher: Any
+    _epoch: InlineEpoch
+
+    def _follow(self, epoch: InlineEpoch) -> None:
+        self._epoch = epoch
+        self._may_have_mistaken = False  # the dataset, the end of the last epoch for the beginning of this one
+        self._num_again = epoch.num_again
+        epoch.look = weakref.WeakMethod(self._look)
+
+    def _begin_at(self, make: Callable[[], Any]) -> Any:
+        """The fetcher of the epoch."""
+        epoch = self._epoch
+        mark = None if epoch.start is None else epoch.start.mark
+        fetcher, self._may_have_mistaken = epoch.reader.open(make, mark, THE_DATASET)
+        epoch.has_state = epoch.reader.has_state(fetcher)
+        return fetcher
+
+    def _told(self, make: Callable[[], Any]) -> Any:
+        """What the dataset gives next, after what is to be given once more was."""
+        epoch = self._epoch
+        epoch.begin()
+        try:
+            if epoch.was_over and epoch.resume is not None:
+                raise StopIteration
+            if self._num_again:
+                num_again, self._num_again = self._num_again, 0
+                with self._as_before():
+                    _replay(make, num_again)
+            batch = self._after_a_mistake(make)
+        except StopIteration:
+            epoch.is_finished = epoch.reader.is_between = True
+            raise
+        except Exception:  # it comes in the place of the batch
+            epoch.num_batches += 1
+            raise
+        epoch.num_batches += 1
+        return batch
+
+    def _after_a_mistake(self, make: Callable[[], Any]) -> Any:
+        may_have_mistaken, self._may_have_mistaken = self._may_have_mistaken, False
+        try:
+            return make()
+        except StopIteration:
+            if not may_have_mistaken:
+                raise
+        known = cast(Any, self)
+        arguments = known._auto_collation, known._collate_fn, known._drop_last
+        self._dataset_fetcher = self._epoch.reader.open_anew(
+            lambda: _create_fetcher(known._dataset_kind, known._dataset, *arguments), THE_DATASET
+        )
+        return make()
+
+    def _as_before(self) -> AbstractContextManager[Any]:
+        """Around what was made before the state was saved: it draws what it drew then."""
+        return nullcontext()
+
+    def _draws(self) -> Any:
+        """The states of the reader's own random generators."""
+        return None
+
+    def _look(self) -> Inside:
+        """Where it is now."""
+        epoch, fetcher = self._epoch, self._dataset_fetcher
+        if fetcher is None:  # nobody has asked for a batch
+            return Inside(Mark(0), epoch.has_state, False)
+        iterator = fetcher.dataset_iter
+        has_ended = bool(fetcher.ended) or getattr(iterator, "gi_frame", self) is None  # a generator after an error
+        if not epoch.has_state:
+            return Inside(Mark(0), False, has_ended)
+        mark = epoch.reader.mark(None if has_ended else fetcher, epoch.num_batches, self._draws(), THE_DATASET)
+        return Inside(mark, True, has_ended)
+
+    def __del__(self) -> None:
+        epoch = getattr(self, "_epoch", None)  # None: it failed before it had one
+        if epoch is not None and epoch.is_started and not epoch.is_finished and not sys.is_finalizing():
+            epoch.left = self._look()
+
+
+def _replay(make: Callable[[], Any], num_batches: int) -> None:
+    """What these raised was handed out, too."""
+    for _ in range(num_batches):
+        try:
+            make()
+        except StopIteration:
+            return
+        except Exception:
+            continue
+
+
+class InlineReader(Told, _Single):
+    """``num_workers=0`` without a seed: draws come from the process's generators."""
+
+    def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]") -> None:
+        """``loader``: what torch's iterator is made of. ``home``: whose iterator it is."""
+        self._dataset_fetcher = None
+        self._before: States = {}
+        epoch: InlineEpoch = home.new_reader_epoch(lambda resume, latest: InlineEpoch(home, resume, latest))
+        self._follow(epoch)
+        self._make_iterator(loader, cast(Any, home).generator)
+        self._num_yielded = epoch.num_batches
+
+    def _make_iterator(self, loader: "StageLoader[Any]", generator: Any) -> None:
+        epoch, single = self._epoch, super()
+        at_start = {} if epoch.start is None else epoch.start.draws_at_start or {}
+
+        def make() -> Any:
+            with self._drawing(at_start, generator):
+                epoch.remember(generator)
+                single.__init__(loader)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+            return self._dataset_fetcher
+
+        self._begin_at(make)
+        now = {} if epoch.resume is None else epoch.resume.now
+        if generator is not None and "loader" in now:
+            restore(generator, now["loader"])
+
+    @contextmanager
+    def _drawing(self, at_start: States, generator: Any) -> Iterator[None]:
+        if not at_start:
+            yield
+            return
+        if generator is not None and "loader" in at_start:
+            restore(generator, at_start["loader"])
+        with elsewhere(at_start, PROCESS) as self._before:
+            yield
+
+    def _as_before(self) -> AbstractContextManager[Any]:
+        return elsewhere(self._before, PROCESS)
+
+    def _next_data(self) -> Any:
+        return self._told(super()._next_data)

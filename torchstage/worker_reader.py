@@ -1,0 +1,173 @@
+"""Worker reader: an iterable dataset in, its batches out, made by worker processes that can be resumed.
+
+A dataset with a state is read by torchdata's stateful workers, any other one by torch's own, which read it once more
+from the beginning. torchdata's tell their state with each batch, and wait for all workers to start; so they are not
+taken for a dataset that has nothing to tell.
+
+Guarantees: whatever reads it is the library's own iterator, given the loader's arguments.
+"""
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.utils.data.dataloader as torch_dataloader
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
+
+from torchstage.inline_epoch import InlineEpoch
+from torchstage.lane_epoch import LaneEpoch
+from torchstage.marks import keeper_of
+from torchstage.reader_state import INLINE, LANES, kind_of
+from torchstage.worker_epoch import WorkerEpoch
+
+if TYPE_CHECKING:
+    from torchstage.loader import StageLoader
+
+_Processes: Any = vars(torch_dataloader)["_MultiProcessingDataLoaderIter"]  # torch's own, which it leaves untyped
+
+
+def worker_iterator(loader: "StageLoader[Any]", home: "StageLoader[Any]") -> Any:
+    """``loader``: what the iterator is made of. ``home``: whose iterator it is."""
+    loader.check_worker_number_rationality()
+    if keeper_of(home.dataset) is not None and importlib.util.find_spec("torchdata") is not None:
+        return StatefulWorkers(loader, home)
+    return Workers(loader, home)
+
+
+def state_of_readers(loader: "StageLoader[Any]", epoch: Any) -> dict[str, Any]:
+    """Where the latest epoch of an iterable dataset is; between two epochs, where the next one begins."""
+    if epoch is None:
+        kind = kind_of(loader)
+        if kind == LANES:
+            epoch = LaneEpoch(loader, None)
+        else:
+            epoch = InlineEpoch(loader, None, None) if kind == INLINE else WorkerEpoch(loader, None)
+        epoch.is_finished = True
+    return epoch.state(loader)
+
+
+def _new_epoch(home: "StageLoader[Any]") -> WorkerEpoch:
+    return home.new_reader_epoch(lambda resume, latest: WorkerEpoch(home, resume))
+
+
+class _Seeded(_BaseDataLoaderIter):
+    """Comes right before torch's base class, so that the seeds are those of the epoch before a worker starts."""
+
+    _epoch: WorkerEpoch
+    _base_seed: Any
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+        self._base_seed, self._shared_seed = self._epoch.seeds(self._base_seed, self._shared_seed)
+
+
+class Workers(_Processes, _Seeded):
+    """torch's own worker processes."""
+
+    def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]") -> None:
+        epoch = self._epoch = _new_epoch(home)
+        self._num_again = epoch.num_again
+        with epoch.drawing_base_seed(cast(Any, home).generator):
+            super().__init__(loader)
+        self._num_yielded = epoch.num_batches
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._epoch = _new_epoch(loader)
+        super()._reset(loader, first_iter)
+        self._epoch.seeds(self._base_seed, self._shared_seed)
+
+    def _next_data(self) -> Any:
+        if self._num_again:
+            num_again, self._num_again = self._num_again, 0
+            self._epoch.begin()
+            for _ in range(num_again):
+                try:
+                    super()._next_data()
+                except StopIteration:
+                    break
+                except Exception:  # it was handed out, too
+                    continue
+        return _handed_out(self._epoch, super()._next_data)
+
+
+class StatefulWorkers:
+    """torchdata's stateful worker processes."""
+
+    def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]") -> None:
+        epoch = self._epoch = _new_epoch(home)
+        self._loader = _stateful_loader(loader)
+        resume = epoch.resume
+        if resume is not None and resume.own is not None:
+            self._loader.load_state_dict(copy.deepcopy(resume.own))
+        with epoch.drawing_base_seed(cast(Any, home).generator):
+            self._iterator = iter(self._loader)
+        self._follow()
+
+    def _follow(self) -> None:
+        epoch = self._epoch
+        epoch.seeds(self._iterator._base_seed, self._iterator._shared_seed)
+        epoch.has_own, epoch.own = True, self._iterator.state_dict()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._epoch = _new_epoch(loader)
+        self._iterator = iter(self._loader)
+        self._follow()
+
+    def __iter__(self) -> "StatefulWorkers":
+        return self
+
+    def __next__(self) -> Any:
+        return self._next_data()
+
+    def _next_data(self) -> Any:
+        try:
+            return _handed_out(self._epoch, self._iterator.__next__)
+        finally:
+            self._epoch.own = self._iterator.state_dict()  # three items, which are not changed afterwards
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_iterator", "_epoch", "_loader"):  # it failed before it had one
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+
+def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any]) -> Any:
+    epoch.begin()
+    try:
+        batch = next_data()
+    except StopIteration:
+        epoch.is_finished = True
+        raise
+    except Exception:  # it comes in the place of the batch
+        epoch.hand_out()
+        raise
+    epoch.hand_out()
+    return batch
+
+
+def _stateful_loader(loader: Any) -> Any:
+    """torchdata's, with the same arguments."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    options: dict[str, Any] = {} if loader.in_order else {"in_order": False}
+    return StatefulDataLoader(
+        getattr(loader.dataset, "_datapipe", None) or loader.dataset,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        snapshot_every_n_steps=loader.snapshot_every_n_steps,
+        **options,
+    )
