@@ -51,9 +51,8 @@ class InlineEpoch:
         self.start: Start | None = None
         if resume is not None and resume.readers is not None:
             self.start = resume.readers[0]
-        elif isinstance(latest, InlineEpoch) and latest.was_over and known is self.reader:
-            assert latest.start is not None
-            self.start = Start(latest.start.mark)
+        elif isinstance(latest, InlineEpoch) and latest.is_over and known is self.reader:
+            self.start = Start(latest.between())
         self.has_state = self.start is not None and self.start.has_state
         self.base_seed: int | None = None if resume is None else resume.base_seed
         self.texts: Texts | None = None  # of a reader with generators of its own
@@ -63,9 +62,14 @@ class InlineEpoch:
         self._texts: States | None = None
 
     @property
-    def was_over(self) -> bool:
-        """Whether it was resumed at a place where its dataset had ended."""
-        return self.start is not None and self.start.has_ended
+    def is_over(self) -> bool:
+        """Whether it goes on from where its dataset had ended."""
+        return self.resume is not None and self.start is not None and self.start.has_ended
+
+    def between(self) -> Mark:
+        """Where the dataset begins when it is read next."""
+        known = None if self.start is None else self.start.mark
+        return self.reader.mark(None, 0, None, THE_DATASET) if known is None else known
 
     @property
     def num_again(self) -> int:
@@ -95,7 +99,7 @@ class InlineEpoch:
         """Raises what a ``state_dict`` of the user's raises."""
         num_epochs = loader.num_lane_epochs
         if self.is_finished:
-            end = self.reader.mark(None, 0, None, THE_DATASET)
+            end = self.between() if self.is_over else self.reader.mark(None, 0, None, THE_DATASET)
             readers = None if end.dataset is None and end.error is None else [self._told(Inside(end, True, False))]
             return state_with(loader, INLINE, is_boundary=True, num_epochs=num_epochs, readers=readers)
         look = self.look()

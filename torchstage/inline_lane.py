@@ -62,14 +62,14 @@ class InlineLane(Told, _BaseDataLoaderIter):
             batch = self._told(self._made)
         return batch if self._pin is None else self._pin(batch, ())
 
+    def _open(self) -> None:
+        self._dataset_fetcher = self._begin_at(self._new_fetcher)
+        start = self._epoch.start
+        if start is not None and start.mark is not None and start.mark.num_batches:
+            draws_into(self._scope, start.mark.draws, self._epoch.base_seed or 0, 0)
+
     def _made(self) -> Any:
-        index = cast(Any, self)._next_index()
-        if self._dataset_fetcher is None:
-            self._dataset_fetcher = self._begin_at(self._new_fetcher)
-            start = self._epoch.start
-            if start is not None and start.mark is not None and start.mark.num_batches:
-                draws_into(self._scope, start.mark.draws, self._epoch.base_seed or 0, 0)
-        return self._dataset_fetcher.fetch(index)
+        return self._dataset_fetcher.fetch(cast(Any, self)._next_index())
 
     def _new_fetcher(self) -> Any:
         arguments = self._auto_collation, self._collate_fn, self._drop_last

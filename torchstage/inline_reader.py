@@ -39,6 +39,8 @@ class Told:
     def _begin_at(self, make: Callable[[], Any]) -> Any:
         """The fetcher of the epoch."""
         epoch = self._epoch
+        if epoch.is_over:  # there is no batch to come: the dataset is told where it is when it is read again
+            return make()
         mark = None if epoch.start is None else epoch.start.mark
         fetcher, self._may_have_mistaken = epoch.reader.open(make, mark, THE_DATASET)
         epoch.has_state = epoch.reader.has_state(fetcher)
@@ -49,8 +51,10 @@ class Told:
         epoch = self._epoch
         epoch.begin()
         try:
-            if epoch.was_over and epoch.resume is not None:
+            if epoch.is_over:
                 raise StopIteration
+            if self._dataset_fetcher is None:
+                self._open()
             if self._num_again:
                 num_again, self._num_again = self._num_again, 0
                 with self._as_before():
@@ -79,6 +83,9 @@ class Told:
         )
         return make()
 
+    def _open(self) -> None:
+        """Make the fetcher, where it was not made right away."""
+
     def _as_before(self) -> AbstractContextManager[Any]:
         """Around what was made before the state was saved: it draws what it drew then."""
         return nullcontext()
@@ -91,13 +98,16 @@ class Told:
         """Where it is now."""
         epoch, fetcher = self._epoch, self._dataset_fetcher
         if fetcher is None:  # nobody has asked for a batch
-            return Inside(Mark(0), epoch.has_state, False)
+            return Inside(epoch.between(), True, False)
         iterator = fetcher.dataset_iter
         has_ended = bool(fetcher.ended) or getattr(iterator, "gi_frame", self) is None  # a generator after an error
+        if epoch.is_over:
+            return Inside(epoch.between(), epoch.has_state, True)
         if not epoch.has_state:
             return Inside(Mark(0), False, has_ended)
-        mark = epoch.reader.mark(None if has_ended else fetcher, epoch.num_batches, self._draws(), THE_DATASET)
-        return Inside(mark, True, has_ended)
+        if has_ended:
+            return Inside(epoch.reader.mark(None, 0, None, THE_DATASET), True, True)
+        return Inside(epoch.reader.mark(fetcher, epoch.num_batches, self._draws(), THE_DATASET), True, False)
 
     def __del__(self) -> None:
         epoch = getattr(self, "_epoch", None)  # None: it failed before it had one
