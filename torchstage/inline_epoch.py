@@ -100,7 +100,9 @@ class InlineEpoch:
         num_epochs = loader.num_lane_epochs
         if self.is_finished:
             end = self.between() if self.is_over else self.reader.mark(None, 0, None, THE_DATASET)
-            readers = None if end.dataset is None and end.error is None else [self._told(Inside(end, True, False))]
+            is_new = not self.is_started  # it may have no state before it is read for the first time
+            is_told = end.dataset is not None or (end.error is not None and not is_new)
+            readers = [self._told(Inside(end, True, False))] if is_told else None
             return state_with(loader, INLINE, is_boundary=True, num_epochs=num_epochs, readers=readers)
         look = self.look()
         inside = self.left if look is None else look()

@@ -142,8 +142,8 @@ class LaneEpoch:
         if opening is not None:
             lane.is_start_known = True
             lane.draws_at_start = opening.draws
-            if lane.mark is None:
-                lane.mark = opening
+            if lane.mark is None:  # it may have no state before its iterator is made: then it is as it was made
+                lane.mark = opening if opening.error is None else Mark(0, draws=opening.draws)
 
     def _told(self, number: int, lane: _Lane) -> dict[str, Any]:
         mark = lane.mark or Mark(0)

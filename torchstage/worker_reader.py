@@ -8,8 +8,8 @@ Guarantees: whatever reads it is the library's own iterator, given the loader's 
 """
 
 import copy
-import importlib.util
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.utils.data.dataloader as torch_dataloader
@@ -29,9 +29,10 @@ _Processes: Any = vars(torch_dataloader)["_MultiProcessingDataLoaderIter"]  # to
 
 def worker_iterator(loader: "StageLoader[Any]", home: "StageLoader[Any]") -> Any:
     """``loader``: what the iterator is made of. ``home``: whose iterator it is."""
+    if keeper_of(home.dataset) is not None:
+        with suppress(ImportError):  # then its state cannot be told, and all else is as ever
+            return StatefulWorkers(loader, home)
     loader.check_worker_number_rationality()
-    if keeper_of(home.dataset) is not None and importlib.util.find_spec("torchdata") is not None:
-        return StatefulWorkers(loader, home)
     return Workers(loader, home)
 
 
@@ -93,27 +94,32 @@ class Workers(_Processes, _Seeded):
 
 
 class StatefulWorkers:
-    """torchdata's stateful worker processes."""
+    """torchdata's stateful worker processes.
+
+    A worker that had ended when the state was saved is started again there, and told the state of its end. Where a
+    dataset takes that for the beginning of the next epoch, its batches would come twice: they are left out.
+    """
 
     def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]") -> None:
-        epoch = self._epoch = _new_epoch(home)
         self._loader = _stateful_loader(loader)
-        resume = epoch.resume
-        if resume is not None and resume.own is not None:
-            self._loader.load_state_dict(copy.deepcopy(resume.own))
+        epoch = self._epoch = _new_epoch(home)
+        own: dict[str, Any] | None = None if epoch.resume is None else epoch.resume.own
+        if own is not None:
+            self._loader.load_state_dict(copy.deepcopy(own["torchdata"]))
         with epoch.drawing_base_seed(cast(Any, home).generator):
             self._iterator = iter(self._loader)
-        self._follow()
+        self._follow(set() if own is None else set(own["ended"]))
 
-    def _follow(self) -> None:
+    def _follow(self, ended: set[int]) -> None:
         epoch = self._epoch
+        self._ended = ended
         epoch.seeds(self._iterator._base_seed, self._iterator._shared_seed)
-        epoch.has_own, epoch.own = True, self._iterator.state_dict()
+        epoch.has_own, epoch.own = True, self._own()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._epoch = _new_epoch(loader)
         self._iterator = iter(self._loader)
-        self._follow()
+        self._follow(set())
 
     def __iter__(self) -> "StatefulWorkers":
         return self
@@ -123,15 +129,30 @@ class StatefulWorkers:
 
     def _next_data(self) -> Any:
         try:
-            return _handed_out(self._epoch, self._iterator.__next__)
+            return _handed_out(self._epoch, self._next_of_those_left)
         finally:
-            self._epoch.own = self._iterator.state_dict()  # three items, which are not changed afterwards
+            self._epoch.own = self._own()
+
+    def _next_of_those_left(self) -> Any:
+        while True:
+            batch = next(self._iterator)
+            if self._iterator._last_yielded_worker_id not in self._ended:
+                return batch
+
+    def _own(self) -> dict[str, Any]:
+        """A few items, which torchdata does not change afterwards."""
+        iterator = self._iterator
+        if iterator._finished:
+            return {"torchdata": iterator.state_dict(), "ended": []}
+        waiting = {task[0] for task in iterator._task_info.values()}
+        over = {number for number, is_alive in enumerate(iterator._workers_status) if not is_alive} - waiting
+        return {"torchdata": iterator.state_dict(), "ended": sorted(over | self._ended)}
 
     def __len__(self) -> int:
         return len(self._iterator)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_iterator", "_epoch", "_loader"):  # it failed before it had one
+        if name in ("_ended", "_iterator", "_epoch", "_loader"):  # it failed before it had one
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
