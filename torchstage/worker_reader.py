@@ -142,11 +142,12 @@ class StatefulWorkers:
     def _own(self) -> dict[str, Any]:
         """A few items, which torchdata does not change afterwards."""
         iterator = self._iterator
+        state = iterator.state_dict()
         if iterator._finished:
-            return {"torchdata": iterator.state_dict(), "ended": []}
+            return {"torchdata": state, "ended": []}
         waiting = {task[0] for task in iterator._task_info.values()}
         over = {number for number, is_alive in enumerate(iterator._workers_status) if not is_alive} - waiting
-        return {"torchdata": iterator.state_dict(), "ended": sorted(over | self._ended)}
+        return {"torchdata": state, "ended": sorted(over | _ended_inside(state) | self._ended)}
 
     def __len__(self) -> int:
         return len(self._iterator)
@@ -155,6 +156,13 @@ class StatefulWorkers:
         if name in ("_ended", "_iterator", "_epoch", "_loader"):  # it failed before it had one
             raise AttributeError(name)
         return getattr(self._iterator, name)
+
+
+def _ended_inside(state: Any) -> set[int]:
+    """Workers whose dataset ended inside their last batch."""
+    workers: dict[str, Any] = state["_snapshot"]["_worker_snapshots"]
+    fetchers = [worker["fetcher_state"] or {} for worker in workers.values()]
+    return {number for number, fetcher in enumerate(fetchers) if fetcher.get("fetcher_ended")}
 
 
 def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any]) -> Any:
