@@ -1,0 +1,25 @@
+"""A run that is cut after any batch goes on in another process with the batches of the uninterrupted run."""
+
+import pytest
+
+from .cases import BATCH_SAMPLERS, CUSTOM, OF_TORCH, STATEFUL, WITHOUT_BATCHES, of_torchdata
+from .runs import Case, check_cuts_again, check_every_cut
+
+CASES = {
+    **{f"torch: {name}": case for name, case in OF_TORCH.items()},
+    **{f"no batches: {name}": case for name, case in WITHOUT_BATCHES.items()},
+    **{f"custom: {name}": case for name, case in CUSTOM.items()},
+    **{f"state: {name}": case for name, case in STATEFUL.items()},
+    **{f"batch sampler: {name}": case for name, case in BATCH_SAMPLERS.items()},
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@every_case
+def test_it_goes_on_after_any_batch(case: Case) -> None:
+    check_every_cut(case)
+
+
+@every_case
+def test_it_goes_on_again_and_again(case: Case) -> None:
+    check_cuts_again(case)
