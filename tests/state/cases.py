@@ -77,7 +77,9 @@ OF_TORCH = {
     "elastic, epochs set": of(lambda data: ElasticSampler(data, 2, 1, seed=4), sets_epoch=True),
     "elastic, alone": of(lambda data: ElasticSampler(data, 1, 0, tail="pad"), sets_epoch=True, length=24),
     "elastic, without the last": of(lambda data: ElasticSampler(data, 2, 0), sets_epoch=True, drop_last=True),
-    "batch sampler of torch": in_batches(lambda data: BatchSampler(RandomSampler(data, generator=generator()), 5, False)),
+    "batch sampler of torch": in_batches(
+        lambda data: BatchSampler(RandomSampler(data, generator=generator()), 5, False)
+    ),
 }
 WITHOUT_BATCHES = {
     "in sequence": of(batch_size=None),

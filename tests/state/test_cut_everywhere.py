@@ -2,7 +2,7 @@
 
 import pytest
 
-from .cases import BATCH_SAMPLERS, CUSTOM, OF_TORCH, STATEFUL, WITHOUT_BATCHES, of_torchdata
+from .cases import BATCH_SAMPLERS, CUSTOM, OF_TORCH, STATEFUL, WITHOUT_BATCHES
 from .runs import Case, check_cuts_again, check_every_cut
 
 CASES = {

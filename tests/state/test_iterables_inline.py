@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from streams import (
+from torch.utils.data import IterableDataset
+
+from torchstage import StageLoader
+
+from .streams import (
     STATEFUL,
     OfDataset,
     OfIterator,
@@ -19,9 +23,6 @@ from streams import (
     interrupted_again_and_again,
     interrupted_everywhere,
 )
-from torch.utils.data import IterableDataset
-
-from torchstage import StageLoader
 
 AGAIN = "ignore:StageLoader. the dataset has no state:UserWarning"
 WAYS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from streams import STATEFUL, OfDataset, Plain, drawing, as_it_is, interrupted_again_and_again, interrupted_everywhere
 from torchstage import StageLoader
+
+from .streams import STATEFUL, Plain, as_it_is, drawing, interrupted_again_and_again, interrupted_everywhere
 
 AGAIN = "ignore:StageLoader. the dataset has no state:UserWarning"
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from streams import OfDataset, OfIterator, Plain, as_it_is, through_a_file
 from torch.utils.data import IterableDataset
 
 from torchstage import StageLoader
+
+from .streams import OfDataset, OfIterator, Plain, as_it_is, through_a_file
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
