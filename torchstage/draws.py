@@ -110,30 +110,45 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._states: States | None = None
-        self._mark: States = {}  # the process's generators when they were last seen
-
-    @property
-    def states(self) -> States | None:
-        """What it draws from next; None: from what the process's generators are then."""
-        return self._states
+        self._states: States = {}  # what it draws from next, of each kind that is not drawn from the process's own
+        self._mark: States = {}  # the process's generators of these kinds when they were last seen
+        self._is_drawing = False
 
     def follow(self, states: States) -> None:
-        """Go on from these states; from the process's own, if they are the same."""
-        self._mark = capture(states)
-        self._states = None if self._mark == states else states
+        """Go on from these states; from the process's own where they are the same."""
+        now = capture(states)
+        self._states = {kind: text for kind, text in states.items() if now[kind] != text}
+        self._mark = {kind: now[kind] for kind in self._states}
+
+    def states(self, kinds: Iterable[str]) -> States:
+        """What is drawn from next."""
+        self._leave_alone()
+        return {kind: self._states.get(kind) or text_of(OF_PROCESS[kind]) for kind in kinds}
+
+    @property
+    def apart(self) -> States:
+        """The states, of the kinds that are not drawn from the process's generators."""
+        self._leave_alone()
+        return self._states
+
+    def _leave_alone(self) -> None:
+        """Of each kind that somebody else drew from or seeded, the process's generator is the run's own from here on."""
+        if self._mark:
+            now = capture(self._mark)
+            self._states = {kind: text for kind, text in self._states.items() if now[kind] == self._mark[kind]}
+            self._mark = {kind: now[kind] for kind in self._states}
 
     @contextmanager
     def drawing(self) -> Generator[None]:
-        """Around whatever draws for the sampler."""
-        states = self._states
-        if states is None:
+        """Around whatever draws for the sampler; also around itself."""
+        if self._is_drawing or not self.apart:
             yield
             return
-        if capture(self._mark) != self._mark:
-            self._states = None
-            yield
-            return
-        with elsewhere(states, tuple(states)) as left:
-            yield
-        self._states = left
+        self._is_drawing = True
+        left = self._states
+        try:
+            with elsewhere(self._states, tuple(self._states)) as left:
+                yield
+        finally:
+            self._is_drawing = False
+            self._states = left

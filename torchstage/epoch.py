@@ -63,6 +63,7 @@ class Epoch:
         self.is_started = False  # whether a batch was asked for
         self.is_exhausted = False  # whether the sampler has no more
         self.is_over = False  # whether the caller was told so
+        self.is_broken = False  # whether it failed when it was last asked
         self.is_ordered = True  # whether it is known which batches were handed out
         # Whether other ranks may be at other places: then its state is one rank's own.
         self.is_own = resume is not None and resume.raw["rank"] is not None
@@ -151,23 +152,27 @@ class Epoch:
     def is_finished(self) -> bool:
         """Whether every batch was handed out. Asks the sampler, if nobody has, and if its iterator is still there."""
         if self.is_over:
-            return True
-        if not self.is_started or not self.position.is_level:
+            return not self.is_broken
+        if not self.is_started or self.is_broken or not self.position.is_level:
             return False
         if self.sampling.is_elastic:
             return self.length is not None and self._is_elastic_over()
-        if not self.is_exhausted:
+        num_left = self._num_left()
+        if not self.is_exhausted and (num_left is None or num_left <= 0):  # else: it may draw before the user does
             peek = self.peek()
             if peek is not None:
                 peek()
-            elif self.sampling.is_known and self._num_left() <= 0:
+            elif num_left is not None:
                 self.is_exhausted = True
-        return self.is_exhausted
+        return self.is_exhausted and not self.is_broken
 
-    def _num_left(self) -> int:
-        """By the sampler's length, once its iterator is gone."""
-        left = (self.sampling.length or 0) - self.position.low
-        return left if not self.sampling.drop_last or left >= (self.sampling.batch_size or 1) else 0
+    def _num_left(self) -> int | None:
+        """How many places make batches yet, by the sampler's length; None: it has none."""
+        sampling = self.sampling
+        if sampling.length is None:
+            return None
+        left = sampling.length - self.position.low
+        return left if not sampling.drop_last or left >= (sampling.batch_size or 1) else 0
 
     def find_start(self) -> None:
         """Of an elastic sampler: what is left of its order, and who shares it, while the epoch lasts."""

@@ -27,7 +27,7 @@ class Indices:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._sampling = epoch.sampling
-        self._pull: Callable[[], Any] = self._begin
+        self._pull: Callable[[], Any] | None = None  # None: not begun
         self._peeked: list[tuple[Any, BaseException | None]] = []
         self._undelivered: Undelivered | None = None
         self._stateful: list[tuple[str, Any]] = []  # what has a state: the sampler, its iterator
@@ -45,9 +45,8 @@ class Indices:
     def __next__(self) -> Any:
         position = self._epoch.position
         try:
-            indices = self._pull() if not self._peeked else self._take_peeked()
+            indices = self._pulled() if not self._peeked else self._take_peeked()
         except StopIteration:
-            self._epoch.is_exhausted = True
             raise
         except KeyboardInterrupt:  # the user's, not the sampler's
             raise
@@ -66,9 +65,8 @@ class Indices:
         """Whether there is more: asks the sampler for it, if need be."""
         if not self._peeked:
             try:
-                self._peeked.append((self._pull(), None))
+                self._peeked.append((self._pulled(), None))
             except StopIteration:
-                self._epoch.is_exhausted = True
                 return False
             except Exception as error:
                 self._peeked.append((None, error))
@@ -76,8 +74,25 @@ class Indices:
 
     def _take_peeked(self) -> Any:
         indices, error = self._peeked.pop()
-        if error is not None:
+        if error is None:
+            return indices
+        try:
             raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _pulled(self) -> Any:
+        """The next indices. A sampler that failed often has no more, which is not the end of the epoch."""
+        epoch = self._epoch
+        try:
+            indices = self._begin() if self._pull is None else self._pull()
+        except StopIteration:
+            epoch.is_exhausted = True
+            raise
+        except BaseException:
+            epoch.is_broken = True
+            raise
+        epoch.is_broken = False
         return indices
 
     def _num_places(self, indices: Any) -> int:
@@ -107,8 +122,8 @@ class Indices:
                     self._places = self._fresh()
                 first = self._first(self._places)
                 self._note_drawn(epoch.begun)
-            if not sampling.is_known and (states := epoch.stream.states) is not None:
-                self._pull = _Apart(self._pull, states, sampling.kinds, epoch).pull
+            if not sampling.is_known and (states := epoch.stream.apart):
+                self._pull = _Apart(self._pull, states, tuple(states), epoch).pull
             return first
         with elsewhere(resume.begun, sampling.kinds) as left:
             sampling.restore(resume.begun)

@@ -56,10 +56,10 @@ class Position:
 
     def hand_out(self, number: int) -> None:
         """The caller gets the batch of this number, counted from the first that was admitted."""
-        self.num_batches += 1
         span = self._spans.pop(number, None)
         if span is None:
             return
+        self.num_batches += 1
         begin, end, last = span
         if begin != self.low:
             self._above[begin] = end, last

@@ -11,7 +11,7 @@ import copy
 from dataclasses import replace
 from typing import Any, cast
 
-from torchstage.draws import States, capture
+from torchstage.draws import States
 from torchstage.epoch import Epoch, Resume, Snapshot, Told
 from torchstage.sampling import Sampling
 
@@ -37,8 +37,11 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
             "Use in_order=True, or threads (no multiprocessing_context)."
         )
     sampling = Sampling.of(loader) if epoch is None else epoch.sampling
-    now = {**sampling.own_states(), **capture(sampling.kinds if epoch is None else epoch.drawn)}
-    if epoch is None or epoch.is_finished():
+    # The sampler may draw for the last time when it is asked whether it has more.
+    is_boundary = epoch is None or epoch.is_finished()
+    kinds = sampling.kinds if epoch is None or is_boundary else epoch.drawn
+    now = {**sampling.own_states(), **loader.stream.states(kinds)}
+    if epoch is None or is_boundary:
         state = _boundary(loader, sampling, epoch)
     else:
         state = _inside(sampling, epoch, now)
