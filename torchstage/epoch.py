@@ -46,6 +46,7 @@ class Resume:
     repeat: int = 0  # how often an epoch of that number was begun before
     base_seed: int | None = None
     sampler: Snapshot | None = None
+    sampler_at_start: Snapshot | None = None  # of the epoch, if it had a state itself
 
 
 class Told(int):
@@ -86,6 +87,7 @@ class Epoch:
         self.num_replicas = 1  # ranks that the epoch was begun on
         self.length: int | None = None  # of its dataset then
         self.snapshots: list[Snapshot] = []
+        self.snapshot_of_start: Snapshot | None = None
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
         if resume is not None and resume.is_boundary:
@@ -140,6 +142,7 @@ class Epoch:
 
     def keep(self, snapshot: Snapshot) -> None:
         """The sampler's state after so many places; those that are not of use any more are let go of."""
+        self.snapshot_of_start = self.snapshot_of_start or (None if snapshot.at else snapshot)
         useful = [known for known in self.snapshots if known.at <= self.position.low][-1:]
         later = [known for known in self.snapshots if known.at > self.position.low]
         self.snapshots = [*useful, *later, snapshot]

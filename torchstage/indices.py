@@ -8,7 +8,7 @@ to the dataset; an order that is not the one that was left is an error.
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -167,12 +167,13 @@ class Indices:
             self._epoch.keep(Snapshot(0, _copied(sampling.sampler), None))
         return self._opened()
 
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self, keeps: Collection[str] = ()) -> Iterator[Any]:
+        """``keeps``: generators of its own that its state has put where they are."""
         sampler = self._sampling.sampler
         iterator = iter(sampler)
         resume = self._epoch.resume
         if resume is not None and resume.pulled:
-            self._sampling.restore(resume.pulled)
+            self._sampling.restore({name: text for name, text in resume.pulled.items() if name not in keeps})
             put_back({kind: resume.pulled[kind] for kind in self._sampling.kinds if kind in resume.pulled})
         if self._sampling.is_elastic:  # a number says where it is
             return iterator
@@ -184,9 +185,11 @@ class Indices:
     def _loaded(self, snapshot: Snapshot) -> Iterator[Any]:
         sampler = self._sampling.sampler
         self._epoch.keep(snapshot)
+        before = self._sampling.own_states()
         if snapshot.sampler is not None:
             sampler.load_state_dict(copy.deepcopy(snapshot.sampler))
-        iterator: Any = self._opened()
+        after = self._sampling.own_states()
+        iterator: Any = self._opened([name for name in after if after[name] != before.get(name)])
         if snapshot.iterator is not None:
             iterator.load_state_dict(copy.deepcopy(snapshot.iterator))
         if snapshot.at == 0:
@@ -202,9 +205,9 @@ class Indices:
             sampling.sampler.start_at(resume.position)
             self._epoch.find_start()
             iterator, low = self._opened(), 0
-        elif resume.sampler is not None:
-            iterator = self._loaded(resume.sampler)
-            self._skip(iterator, low - resume.sampler.at, low)
+        elif (snapshot := self._snapshot_to_load()) is not None:
+            iterator = self._loaded(snapshot)
+            self._skip(iterator, low - snapshot.at, low)
         elif type(sampling.sampler) is SequentialSampler and self.on_skipped is None:
             iterator = iter(range(low, len(sampling.sampler)))
         else:
@@ -214,6 +217,17 @@ class Indices:
             return iterator
         self._undelivered = Undelivered(iterator, low, above, self.on_skipped)
         return self._undelivered
+
+    def _snapshot_to_load(self) -> Snapshot | None:
+        """The latest; where somebody counts the indices, which may be repeated, that of the epoch's start."""
+        resume = self._epoch.resume
+        assert resume is not None
+        start = resume.sampler_at_start
+        if start is not None:
+            self._epoch.keep(start)
+        if self.on_skipped is None or resume.sampler is None or resume.sampler.at == 0:
+            return resume.sampler
+        return start
 
     def _skip(self, iterator: Iterator[Any], num_places: int, low: int) -> None:
         """Pass over what was handed out before, and make sure that it is what was handed out."""

@@ -3,10 +3,12 @@
 Guarantees: of torch's own samplers it is known which generators they draw from, and when; of others nothing is assumed.
 """
 
+import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
+from random import Random, SystemRandom
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +28,7 @@ from torchstage.seeds import AnyGenerator
 
 UNSEEDED = (SequentialSampler, DistributedSampler, ElasticSampler)  # they draw from no generator that others see
 DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # from theirs, or from torch's global one
+MAX_HELD = 100  # objects that are looked at for generators: more are no sampler's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Sampling:
     has_own_batches: bool
     generators: Mapping[str, AnyGenerator]  # that belong to the samplers or to the loader, by name
     kinds: tuple[str, ...]  # generators of the process that it may draw from
+    with_epochs: tuple[Any, ...]  # the sampler and what it holds, as far as these number their epochs
 
     @staticmethod
     def of(loader: Any) -> "Sampling":
@@ -51,14 +55,15 @@ class Sampling:
             sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
         else:
             sampler = loader.sampler if batch_sampler is None else batch_sampler
-        owners = {"loader": loader.generator, "sampler": sampler, "inner sampler": getattr(sampler, "sampler", None)}
+        held = _held("sampler", sampler)
         return Sampling(
             sampler,
             batch_size,
             drop_last,
             batch_sampler is not None and batch_size is None,
-            _generators_of(owners),
+            _generators_of({"loader": loader.generator, **held}),
             _kinds(sampler, loader.generator),
+            tuple(owner for owner in held.values() if hasattr(type(owner), "__iter__") and _has_epoch(owner)),
         )
 
     @property
@@ -77,31 +82,20 @@ class Sampling:
     @property
     def epoch(self) -> int | None:
         """The number that the sampler has for its epoch, as ``set_epoch`` sets it; None: it has none."""
-        for owner in self._with_epochs():
-            return int(owner.epoch)
-        return None
-
-    def _with_epochs(self) -> list[Any]:
-        found: list[Any] = []
-        for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
-            epoch: Any = getattr(owner, "epoch", None)
-            if isinstance(epoch, int) and not isinstance(epoch, bool):
-                found.append(owner)
-        return found
+        return next((int(owner.epoch) for owner in self.with_epochs), None)
 
     def set_epoch(self, epoch: int) -> bool:
         """Tell the samplers the number of the epoch. Whether they all keep it as it was told."""
-        owners = self._with_epochs()
-        for owner in owners:
+        for owner in self.with_epochs:
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
             if owner.epoch is not epoch and "epoch" in vars(owner):  # it kept the number, but not this object
                 owner.epoch = epoch
-        return all(owner.epoch is epoch for owner in owners)
+        return all(owner.epoch is epoch for owner in self.with_epochs)
 
     def raw_epoch(self) -> Any:
         """The number as the sampler keeps it."""
-        return next((owner.epoch for owner in self._with_epochs()), None)
+        return next((owner.epoch for owner in self.with_epochs), None)
 
     @property
     def length(self) -> int | None:
@@ -149,25 +143,61 @@ class Sampling:
                 restore(generator, states[name])
 
 
-def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
-    """The generators that these are or hold as attributes, each once."""
-    found: dict[str, AnyGenerator] = {}
-    for name, owner in owners.items():
-        if _is_generator(owner):
-            candidates = {name: owner}
-        else:
-            held = cast(dict[str, Any], getattr(owner, "__dict__", None) or {})
-            candidates = {f"{name}.{key}": value for key, value in held.items() if _is_generator(value)}
-        for key, generator in candidates.items():
-            if not any(generator is known for known in found.values()):
-                found[key] = generator
+def _held(name: str, sampler: Any) -> dict[str, Any]:
+    """The sampler, what it holds as attributes, and what these hold, by the names of the attributes: other samplers,
+    generators, lists of them. Nothing that looks like a dataset."""
+    found: dict[str, Any] = {name: sampler}
+    left = [(name, sampler)]
+    while left and len(found) < MAX_HELD:
+        path, owner = left.pop(0)
+        for key, value in _parts(owner):
+            if not _is_data(value) and not any(value is known for known in found.values()):
+                found[f"{path}.{key}"] = value
+                left.append((f"{path}.{key}", value))
     return found
 
 
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | Random) and not any(
-        value is generator for generator in OF_PROCESS.values()
+def _parts(owner: Any) -> list[tuple[str, Any]]:
+    if isinstance(owner, list | tuple | dict):
+        values = cast(Sequence[Any] | dict[Any, Any], owner)
+        if len(values) > MAX_HELD:
+            return []
+        known = cast(dict[Any, Any], values).items() if isinstance(values, dict) else enumerate(values)
+        return [(str(key), value) for key, value in known]
+    return list(cast(dict[str, Any], getattr(owner, "__dict__", None) or {}).items())
+
+
+def _is_data(value: Any) -> bool:
+    """Whether no sampler's generator is in there."""
+    if isinstance(value, list | tuple | dict) or _is_generator(value):
+        return False
+    return (
+        not hasattr(value, "__dict__")
+        or hasattr(type(value), "__getitem__")
+        or isinstance(value, type | ModuleType | torch.nn.Module)
+        or inspect.isroutine(value)
     )
+
+
+def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
+    """The generators among these, each once."""
+    found: dict[str, AnyGenerator] = {}
+    for name, owner in owners.items():
+        if _is_generator(owner) and not any(owner is known for known in found.values()):
+            found[name] = owner
+    return found
+
+
+def _has_epoch(owner: Any) -> bool:
+    epoch: Any = getattr(owner, "epoch", None)
+    return isinstance(epoch, int) and not isinstance(epoch, bool)
+
+
+def _is_generator(value: Any) -> bool:
+    if not isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | Random):
+        return False
+    # The system's has no state.
+    return not isinstance(value, SystemRandom) and not any(value is generator for generator in OF_PROCESS.values())
 
 
 def _kinds(sampler: Any, generator: torch.Generator | None) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
 
 
 def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
-    position, snapshot = epoch.position, epoch.snapshot
+    position, snapshot, start = epoch.position, epoch.snapshot, epoch.snapshot_of_start
     low = 0 if sampling.is_elastic else position.low
     above = [[begin - position.low + low, end - position.low + low] for begin, end in position.above]
     return {
@@ -69,6 +69,7 @@ def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
         "repeat": epoch.repeat,
         "base_seed": epoch.base_seed,
         "sampler_state": None if snapshot is None or sampling.is_elastic else _plain_snapshot(snapshot),
+        "sampler_state_at_start": None if start is None or start is snapshot else _plain_snapshot(start),
         "generators": epoch.begun or now,
         "generators_of_first": None if epoch.pulled == epoch.begun else epoch.pulled,
     }
@@ -93,6 +94,7 @@ def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str,
         "repeat": loader.num_begun[number or 0] or repeat,
         "base_seed": base_seed,
         "sampler_state": None if own is None else _plain_snapshot(Snapshot(0, own, None)),
+        "sampler_state_at_start": None,
         "generators": {},
         "generators_of_first": None,
     }
@@ -142,7 +144,7 @@ def parsed(loader: Any, state: dict[str, Any]) -> Resume:
     sampling = Sampling.of(loader)
     _refuse_mismatch(fingerprint_of(loader, sampling), state, sampling)
     state = copy.deepcopy(state)
-    snapshot = state["sampler_state"]
+    snapshot, start = state["sampler_state"], state["sampler_state_at_start"]
     elastic = sampling.is_elastic
     return Resume(
         raw=state,
@@ -159,6 +161,7 @@ def parsed(loader: Any, state: dict[str, Any]) -> Resume:
         repeat=state["repeat"],
         base_seed=state["base_seed"],
         sampler=None if snapshot is None else Snapshot(**snapshot),
+        sampler_at_start=None if start is None else Snapshot(**start),
     )
 
 

@@ -144,7 +144,6 @@ class Stateful(Sampler[int]):
     def __init__(self, *, with_replacement: bool = False) -> None:
         self.number = self.given = 0
         self.with_replacement = with_replacement
-        self.num_passed = 0  # indices that were drawn, and not given
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.number)
@@ -194,7 +193,7 @@ class StatefulGenerator(Sampler[int]):
 
 
 class StatefulIterator(Sampler[int]):
-    """Its iterators have a state; it has one itself, too, if asked to."""
+    """Its iterators have a state."""
 
     def __init__(self) -> None:
         self.rng = random.Random(7)
@@ -207,21 +206,20 @@ class StatefulIterator(Sampler[int]):
 
 
 class StatefulBoth(StatefulIterator):
-    """The sampler's state is how many epochs it began."""
+    """The sampler's state is a number that each process chooses anew; its iterators say how many they gave."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_begun = 0
+        self.secret = random.random()
 
     def __iter__(self) -> Iterator[int]:
-        self.num_begun += 1
-        return _Told(self.num_begun)
+        return _Told(self.secret)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_begun": self.num_begun}
+        return {"secret": self.secret}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_begun = state["num_begun"]
+        self.secret = state["secret"]
 
 
 class _Told:

@@ -1,1 +1,0 @@
-"""State: a run is cut, saved, and goes on elsewhere; it must give what it would have given."""
