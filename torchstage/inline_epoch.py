@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torchstage.draws import PROCESS, States, of_process, text_of
+from torchstage.draws import OF_PROCESS, PROCESS, States, text_of
 from torchstage.errors import warn_user
 from torchstage.marks import Mark, Reader, Start
 from torchstage.reader_state import ADVICE, INLINE, Resume, state_with
@@ -92,7 +92,7 @@ class InlineEpoch:
     def remember(self, generator: torch.Generator | None) -> None:
         """The generators, before the dataset's iterator is made: 20 us."""
         self._at_start = tuple(
-            state_of(known) for known in (*of_process(), *([] if generator is None else [generator]))
+            state_of(known) for known in (*OF_PROCESS.values(), *([] if generator is None else [generator]))
         )
 
     def state(self, loader: "StageLoader[Any]") -> dict[str, Any]:
