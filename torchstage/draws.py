@@ -132,7 +132,7 @@ class Stream:
         return self._states
 
     def _leave_alone(self) -> None:
-        """Of each kind that somebody else drew from or seeded, the process's generator is the run's own from here on."""
+        """Where somebody else drew from the process's generator or seeded it, that is the run's own from here on."""
         if self._mark:
             now = capture(self._mark)
             self._states = {kind: text for kind, text in self._states.items() if now[kind] == self._mark[kind]}

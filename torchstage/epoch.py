@@ -110,7 +110,8 @@ class Epoch:
         elif resume is not None and told is not None:
             self._compare(resume, told)
         self.has_begun = True
-        self.number = self.sampling.epoch
+        if self.number is None:
+            self.number = self.sampling.epoch
         if resume is not None and resume.epoch == self.number:
             self._num_begun[self.number or 0] = resume.repeat
 

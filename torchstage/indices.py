@@ -37,7 +37,10 @@ class Indices:
         if self._sampling.batch_size is None and (epoch.resume is None or epoch.resume.is_boundary):
             with epoch.stream.drawing():  # torch asks it for an iterator now; one inside its own BatchSampler later
                 epoch.begun = self._states()
+                number = self._sampling.epoch
                 self._places = self._fresh()
+                if self._sampling.epoch != number:  # it counts its epochs itself
+                    epoch.number = number
 
     def __iter__(self) -> "Indices":
         return self

@@ -77,14 +77,14 @@ class InlineIterator(LoaderIterator):
         self._handed_out(epoch.position.latest)
         return batch
 
-    def _begin_scope(self, seeds_of: Callable[[], Seeds]) -> None:
+    def _begin_scope(self, seeds_of: Callable[[int | None], Seeds]) -> None:
         """With a seed, the samples draw from generators of their own here too; those that the dataset keeps are copied
         for it, as they are for a thread."""
         install_answers()
         self._scope = rng.Scope()
         own = self._guard.privates(1, self._recipe.roots, is_guarded=False)
         private: Callable[[], Private | None] = (lambda: own[0]) if own else (lambda: None)
-        seeds = seeds_of()
+        seeds = seeds_of(self._epoch.number)
         self._epoch.repeat = seeds.repeat
         self._recipe = replace(self._recipe, seeds=seeds, private=private)
         self._source = self._source_of(Plan(self._recipe, plain, looks=True), self.places())

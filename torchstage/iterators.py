@@ -126,8 +126,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         return Places(self._dataset) if can_repeat(self._samplers, self._dataset) else None
 
 
-def seeds_of_epoch(iterator: Any, loader: "StageLoader[Any]", num_resets: int) -> Callable[[], Seeds]:
-    """Tells the seeds of an epoch when it begins: Lightning sets the sampler's epoch after ``iter()``."""
+def seeds_of_epoch(iterator: Any, loader: "StageLoader[Any]", num_resets: int) -> Callable[[int | None], Seeds]:
+    """Tells the seeds of an epoch when its number is known: Lightning sets it after ``iter()``."""
     iterator._samplers = samplers_of(loader)
     return partial(seeds_of, loader.seed, iterator._samplers, iterator._base_seed, num_resets, loader.num_begun)
 
@@ -251,7 +251,7 @@ class ThreadedIterator(LoaderIterator):
             self._epoch.is_started = True
             self._epoch.begin()
             if self._seeds_of is not None:
-                seeds = self._seeds_of()
+                seeds = self._seeds_of(self._epoch.number)
                 self._epoch.repeat = seeds.repeat
                 self._recipe = replace(self._recipe, seeds=seeds)
             places = self.places() if self._seeds_of is not None else None

@@ -285,7 +285,8 @@ class StageLoader(DataLoader[T_co]):
         return trace(Line(self.dataset, self.stages), index, seeds, self._run_here)
 
     def _seeds_of_a_sample(self) -> Seeds:
-        return seeds_of(self.seed, samplers_of(self), torch.initial_seed() % 2**63, 0, Counter())
+        base_seed, epoch = torch.initial_seed() % 2**63, Sampling.of(self).epoch
+        return seeds_of(self.seed, samplers_of(self), base_seed, 0, Counter(), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest epoch is, counted in samples handed out: plain values, to be given to ``load_state_dict`` of

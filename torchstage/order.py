@@ -96,18 +96,23 @@ def can_repeat(samplers: tuple[Any, ...], dataset: Any) -> bool:
 
 
 def seeds_of(
-    seed: int | None, samplers: tuple[Any, ...], base_seed: int, num_resets: int, begun: Counter[int]
+    seed: int | None,
+    samplers: tuple[Any, ...],
+    base_seed: int,
+    num_resets: int,
+    begun: Counter[int],
+    epoch: int | None = None,
 ) -> Seeds:
     """The seeds of an epoch that begins now.
 
     Base: ``seed``, else the sampler's, else torch's base seed, which is drawn anew for each iterator. Epoch: the
-    sampler's own where it has one (``set_epoch``). Epochs that the loader begins with the same number are counted, so
-    that a sampler nobody told the epoch does not repeat the same draws.
+    number given, else the sampler's own where it has one (``set_epoch``). Epochs that the loader begins with the same
+    number are counted, so that a sampler nobody told the epoch does not repeat the same draws.
     """
     base = seed if seed is not None else _number(samplers, "seed")
     if base is None:
         return Seeds(base_seed, 0, num_resets)
-    epoch = _number(samplers, "epoch") or 0
+    epoch = (_number(samplers, "epoch") or 0) if epoch is None else epoch
     repeat = begun[epoch]
     begun[epoch] += 1
     return Seeds(base, epoch, repeat)

@@ -63,7 +63,7 @@ class Sampling:
             batch_sampler is not None and batch_size is None,
             _generators_of({"loader": loader.generator, **held}),
             _kinds(sampler, loader.generator),
-            tuple(owner for owner in held.values() if hasattr(type(owner), "__iter__") and _has_epoch(owner)),
+            tuple(owner for owner in held.values() if _has_epoch(owner, owner is sampler)),
         )
 
     @property
@@ -188,8 +188,9 @@ def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
     return found
 
 
-def _has_epoch(owner: Any) -> bool:
-    epoch: Any = getattr(owner, "epoch", None)
+def _has_epoch(owner: Any, is_sampler: bool) -> bool:
+    """Whether a sampler numbers its epochs; of what it holds, what looks like one."""
+    epoch: Any = getattr(owner, "epoch", None) if is_sampler or hasattr(type(owner), "__iter__") else None
     return isinstance(epoch, int) and not isinstance(epoch, bool)
 
 

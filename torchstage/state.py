@@ -65,7 +65,7 @@ def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
         "last_of": None if sampling.is_elastic else sampling.ranks,
         "is_boundary": False,
         "is_finished": False,
-        "epoch": epoch.number if epoch.has_begun else sampling.epoch,
+        "epoch": sampling.epoch if epoch.number is None else epoch.number,
         "repeat": epoch.repeat,
         "base_seed": epoch.base_seed,
         "sampler_state": None if snapshot is None or sampling.is_elastic else _plain_snapshot(snapshot),
