@@ -131,6 +131,10 @@ class Stream:
         self._leave_alone()
         return self._states
 
+    def rewind(self, states: States) -> None:
+        """Go back to these states, of the kinds that nobody else drew from since."""
+        self._states = {**self.apart, **{kind: text for kind, text in states.items() if kind in self.apart}}
+
     def _leave_alone(self) -> None:
         """Where somebody else drew from the process's generator or seeded it, that is the run's own from here on."""
         if self._mark:

@@ -7,8 +7,8 @@ it is written in the consumer's thread alone.
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +47,14 @@ class Resume:
     base_seed: int | None = None
     sampler: Snapshot | None = None
     sampler_at_start: Snapshot | None = None  # of the epoch, if it had a state itself
+    told: list[int] = field(default_factory=list[int])  # the number, once the sampler has it as a plain one
 
 
 class Told(int):
     """The number of an epoch that a loaded state told the sampler, and nobody since."""
+
+
+_Mark = tuple[States, States]  # of the samplers' own generators, and of those that stand for the process's
 
 
 class Epoch:
@@ -90,15 +94,34 @@ class Epoch:
         self.snapshot_of_start: Snapshot | None = None
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
-        if resume is not None and resume.is_boundary:
-            sampling.restore(resume.now)
-            stream.follow({kind: resume.now[kind] for kind in sampling.kinds if kind in resume.now})
+        self._drawn_by_iter: tuple[_Mark, _Mark] | None = None
 
-    def drawing_base_seed(self, generator: torch.Generator | None) -> AbstractContextManager[None]:
+    @property
+    def is_pending(self) -> bool:
+        """Whether a state was loaded, and nothing handed out since."""
+        is_empty = self.is_exhausted and self.position.is_level
+        return self.resume is not None and self.position.num_batches == 0 and not is_empty
+
+    @contextmanager
+    def drawing_base_seed(self, generator: torch.Generator | None) -> Generator[None]:
         """Around the draw of torch's base seed, once for an iterator."""
-        if self.base_seed is None:
-            return self.stream.drawing()
-        return _undone(generator or torch.default_generator)
+        before = self._mark()
+        with self.stream.drawing() if self.base_seed is None else _undone(generator or torch.default_generator):
+            yield
+        self._drawn_by_iter = before, self._mark()
+
+    def _mark(self) -> "_Mark":
+        return (self.sampling.own_states(), self.stream.apart) if self.is_pending else ({}, {})
+
+    def undo(self) -> None:
+        """Nobody used the iterator, or it failed: the next one draws what this one drew, unless somebody seeded the
+        generators since."""
+        if self._drawn_by_iter is None or self.resume is None or not self.resume.is_boundary:
+            return
+        (own, apart), (own_after, apart_after) = self._drawn_by_iter
+        now = self.sampling.own_states()
+        self.sampling.restore({name: own[name] for name in own if self.has_begun or now[name] == own_after[name]})
+        self.stream.rewind({kind: apart[kind] for kind in apart if self.has_begun or apart_after.get(kind)})
 
     def begin(self) -> None:
         """The first batch is asked for. The sampler's epoch counts from here on: Lightning sets it after ``iter()``."""
@@ -107,7 +130,9 @@ class Epoch:
         resume, told = self.resume, self.sampling.raw_epoch()
         if type(told) is Told:
             self.sampling.set_epoch(int(told))
-        elif resume is not None and told is not None:
+            if resume is not None:
+                resume.told.append(int(told))
+        elif resume is not None and told is not None and told not in resume.told:
             self._compare(resume, told)
         self.has_begun = True
         if self.number is None:

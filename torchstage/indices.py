@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from torchstage.draws import States, capture, elsewhere, put_back
-from torchstage.epoch import Epoch, Snapshot
+from torchstage.epoch import Epoch, Resume, Snapshot
 from torchstage.position import Range
 
 BATCHES_PER_SNAPSHOT = 32  # of a sampler with a state: what is replayed at most
@@ -125,22 +125,33 @@ class Indices:
                     self._places = self._fresh()
                 first = self._first(self._places)
                 self._note_drawn(epoch.begun)
-            if not sampling.is_known and (states := epoch.stream.apart):
-                self._pull = _Apart(self._pull, states, tuple(states), epoch).pull
+            if not sampling.is_known and (states := epoch.stream.apart) and (pull := self._pull) is not None:
+                self._pull = _Apart(pull, states, tuple(states), epoch).pull
             return first
-        with elsewhere(resume.begun, sampling.kinds) as left:
-            sampling.restore(resume.begun)
-            epoch.begun, epoch.pulled = resume.begun, resume.pulled or resume.begun
-            places = self._at(resume.low, resume.above)
-            passed = {} if sampling.is_known else capture(sampling.kinds)
-            first = self._first(places)
-            self._note_drawn(resume.begun)
-        if not sampling.draws_as_it_goes:
-            sampling.restore(resume.now)  # also what others drew from them
-        before = resume.pulled or resume.begun
-        if not sampling.is_known and any(left.get(kind) != before.get(kind) for kind in sampling.kinds):
-            self._pull = _Apart(self._pull, left, sampling.kinds, epoch, has_drawn=left != passed).pull
-        epoch.stream.follow({kind: resume.now[kind] for kind in sampling.kinds if kind in resume.now})
+        return self._go_on(resume)
+
+    def _go_on(self, resume: Resume) -> Any:
+        epoch, sampling = self._epoch, self._sampling
+        left, passed, now = dict[str, str](), dict[str, str](), resume.now
+        try:
+            with elsewhere(resume.begun, sampling.kinds) as left:
+                sampling.restore(resume.begun)
+                epoch.begun, epoch.pulled = resume.begun, resume.pulled or resume.begun
+                places = self._at(resume.low, resume.above)
+                passed = {} if sampling.is_known else capture(sampling.kinds)
+                first = self._first(places)
+                self._note_drawn(resume.begun)
+        except StopIteration:
+            if passed and left != passed:
+                now = left
+            raise
+        finally:
+            if not sampling.draws_as_it_goes:
+                sampling.restore(resume.now)  # also what others drew from them
+            epoch.stream.follow({kind: now[kind] for kind in sampling.kinds if kind in now})
+        before, pull = epoch.pulled, self._pull
+        if pull is not None and not sampling.is_known and any(left[kind] != before.get(kind) for kind in left):
+            self._pull = _Apart(pull, left, sampling.kinds, epoch, has_drawn=left != passed).pull
         return first
 
     def _note_drawn(self, before: States) -> None:

@@ -314,10 +314,12 @@ class StageLoader(DataLoader[T_co]):
             self._epoch = loaded(self, state_dict)
 
     def new_epoch(self) -> Epoch:
-        """What is kept of the epoch of an iterator that is being made. A loaded state counts until a batch was asked
-        for, so that iterators nobody uses do not use it up."""
+        """What is kept of the epoch of an iterator that is being made. A loaded state counts until a batch was handed
+        out, so that iterators nobody uses, or that fail to start, do not use it up."""
         known = self._epoch
-        resume = known.resume if known is not None and not known.is_started else None
+        resume = known.resume if known is not None and known.is_pending else None
+        if known is not None and resume is not None:
+            known.undo()
         epoch = self._epoch = Epoch(Sampling.of(self), self._stream, self._num_begun, resume)
         epoch.is_own = epoch.is_own or not (self.in_order or self.num_workers == 0)
         return epoch
@@ -337,7 +339,8 @@ class StageLoader(DataLoader[T_co]):
     def next_base_seed(self) -> tuple[int | None, int]:
         """The base seed of the next epoch, if threads that are kept know it, and how many epochs they have had."""
         iterator: Any = self._iterator if self.persistent_workers else None
-        return getattr(iterator, "next_base_seed", (None, 0))
+        of_workers = getattr(iterator, "_base_seed", None)  # torch's own workers keep theirs
+        return getattr(iterator, "next_base_seed", (of_workers, 0))
 
     def close(self) -> None:
         """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.

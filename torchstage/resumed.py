@@ -27,6 +27,7 @@ class Resumed:
         self._generator: torch.Generator | None = cast(Any, loader).generator
         self.epoch = loader.new_epoch()
         self._is_first = True
+        self._base_seed: int | None = None
 
     def twin_of(self, loader: "StageLoader[Any]") -> Any:
         """The loader, but for its sampler, which is this."""
@@ -41,6 +42,7 @@ class Resumed:
             if loader is None:  # it is gone, and nobody can ask it where its iterator is
                 return iter(self._index_sampler)
             self.epoch = loader.new_epoch()
+            self.epoch.base_seed = self.epoch.base_seed or self._base_seed  # workers that are kept draw no other
         indices = Indices(self.epoch)
         self.epoch.peek = peeking(indices)
         return indices
@@ -54,7 +56,7 @@ class Resumed:
 
     def count(self, iterator: Any) -> None:
         """Count what the iterator hands out."""
-        self.epoch.base_seed = iterator._base_seed
+        self._base_seed = self.epoch.base_seed = iterator._base_seed
         self._is_ordered = getattr(iterator, "_in_order", True)
         iterator._next_data = partial(self._counted, next_data_of(iterator))
 

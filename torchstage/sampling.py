@@ -162,7 +162,7 @@ def _parts(owner: Any) -> list[tuple[str, Any]]:
         values = cast(Sequence[Any] | dict[Any, Any], owner)
         if len(values) > MAX_HELD:
             return []
-        known = cast(dict[Any, Any], values).items() if isinstance(values, dict) else enumerate(values)
+        known = values.items() if isinstance(values, dict) else enumerate(values)
         return [(str(key), value) for key, value in known]
     return list(cast(dict[str, Any], getattr(owner, "__dict__", None) or {}).items())
 
@@ -171,9 +171,10 @@ def _is_data(value: Any) -> bool:
     """Whether no sampler's generator is in there."""
     if isinstance(value, list | tuple | dict) or _is_generator(value):
         return False
+    kind = cast(type[Any], type(value))
     return (
         not hasattr(value, "__dict__")
-        or hasattr(type(value), "__getitem__")
+        or hasattr(kind, "__getitem__")
         or isinstance(value, type | ModuleType | torch.nn.Module)
         or inspect.isroutine(value)
     )
@@ -190,7 +191,8 @@ def _generators_of(owners: Mapping[str, Any]) -> dict[str, AnyGenerator]:
 
 def _has_epoch(owner: Any, is_sampler: bool) -> bool:
     """Whether a sampler numbers its epochs; of what it holds, what looks like one."""
-    epoch: Any = getattr(owner, "epoch", None) if is_sampler or hasattr(type(owner), "__iter__") else None
+    kind = cast(type[Any], type(owner))
+    epoch: Any = getattr(owner, "epoch", None) if is_sampler or hasattr(kind, "__iter__") else None
     return isinstance(epoch, int) and not isinstance(epoch, bool)
 
 

@@ -36,15 +36,14 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
             "StageLoader.state_dict: worker processes with in_order=False do not tell which batches were handed out. "
             "Use in_order=True, or threads (no multiprocessing_context)."
         )
+    if epoch is not None and epoch.resume is not None and epoch.is_pending:
+        return copy.deepcopy(epoch.resume.raw)
     sampling = Sampling.of(loader) if epoch is None else epoch.sampling
     # The sampler may draw for the last time when it is asked whether it has more.
     is_boundary = epoch is None or epoch.is_finished()
     kinds = sampling.kinds if epoch is None or is_boundary else epoch.drawn
     now = {**sampling.own_states(), **loader.stream.states(kinds)}
-    if epoch is None or is_boundary:
-        state = _boundary(loader, sampling, epoch)
-    else:
-        state = _inside(sampling, epoch, now)
+    state = _boundary(loader, sampling, epoch) if epoch is None or is_boundary else _inside(sampling, epoch, now)
     fingerprint = fingerprint_of(loader, sampling) if epoch is None or state["is_boundary"] else epoch.fingerprint
     if fingerprint is None:
         assert epoch is not None
@@ -187,4 +186,7 @@ def loaded(loader: Any, state: dict[str, Any]) -> Epoch:
         # In a way that shows whether anybody sets it afterwards.
         shows = sampling.set_epoch(Told(resume.epoch))
         resume = replace(resume, is_finished=resume.is_finished and shows)
+    if resume.is_boundary:  # now: whoever seeds them later means it
+        sampling.restore(resume.now)
+        loader.stream.follow({kind: resume.now[kind] for kind in sampling.kinds if kind in resume.now})
     return Epoch(sampling, loader.stream, loader.num_begun, resume)

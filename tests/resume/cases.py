@@ -33,7 +33,7 @@ def _made(
     **arguments: Any,
 ) -> StageLoader[Any]:
     data = dataset(length)
-    own: dict[str, Any] = {} if key == "batch_sampler" else {"batch_size": 4}
+    own: dict[str, Any] = {} if key == "batch_sampler" else {"batch_size": 2}
     if sampler is not None:
         own[key] = sampler(data)
     if has_generator:
@@ -42,7 +42,7 @@ def _made(
 
 
 def of(sampler: Callable[[Any], Any] | None = None, **arguments: Any) -> Case:
-    """Batches of four of what the sampler, which is made of the dataset, yields."""
+    """Batches of two of what the sampler, which is made of the dataset, yields."""
     known = {name: arguments.pop(name) for name in ("sets_epoch", "ways", "before_epoch") if name in arguments}
     return Case(partial(_made, sampler), arguments={"seed": 3, **arguments}, **known)
 
@@ -55,30 +55,30 @@ OF_TORCH = {
     "in sequence": of(),
     "shuffled": of(shuffle=True),
     "shuffled, with a generator": of(shuffle=True, has_generator=True),
-    "shuffled, full batches": of(shuffle=True, length=24, has_generator=True),
+    "shuffled, full batches": of(shuffle=True, length=12, has_generator=True),
     "shuffled, without the last": of(shuffle=True, drop_last=True, has_generator=True),
     "shuffled, as torch seeds it": of(shuffle=True, drop_last=True),
-    "with replacement": of(lambda data: RandomSampler(data, replacement=True, num_samples=70)),
+    "with replacement": of(lambda data: RandomSampler(data, replacement=True, num_samples=34)),
     "with replacement, own generator": of(
-        lambda data: RandomSampler(data, replacement=True, num_samples=40, generator=generator())
+        lambda data: RandomSampler(data, replacement=True, num_samples=33, generator=generator())
     ),
-    "more than there are": of(lambda data: RandomSampler(data, num_samples=30, generator=generator())),
-    "more than there are, by the process": of(lambda data: RandomSampler(data, num_samples=30)),
-    "subset": of(lambda data: SubsetRandomSampler(range(3, 20))),
-    "subset, own generator": of(lambda data: SubsetRandomSampler(range(3, 20), generator=generator())),
-    "weighted": of(lambda data: WeightedRandomSampler([0.1, 0.9] * 10 + [1, 1, 1], 25)),
-    "weighted, own generator": of(
-        lambda data: WeightedRandomSampler([0.1, 0.9] * 10 + [1, 1, 1], 25, generator=generator())
-    ),
+    "more than there are": of(lambda data: RandomSampler(data, num_samples=15, generator=generator())),
+    "more than there are, by the process": of(lambda data: RandomSampler(data, num_samples=15)),
+    "subset": of(lambda data: SubsetRandomSampler(range(3, 10))),
+    "subset, own generator": of(lambda data: SubsetRandomSampler(range(3, 10), generator=generator())),
+    "weighted": of(lambda data: WeightedRandomSampler([0.1, 0.9] * 5 + [1], 13)),
+    "weighted, own generator": of(lambda data: WeightedRandomSampler([0.1, 0.9] * 5 + [1], 13, generator=generator())),
     "distributed": of(lambda data: DistributedSampler(data, 2, 1, seed=4)),
     "distributed, epochs set": of(lambda data: DistributedSampler(data, 2, 1, seed=4), sets_epoch=True),
-    "distributed, full batches": of(lambda data: DistributedSampler(data, 1, 0), sets_epoch=True, length=24),
+    "distributed, full batches": of(lambda data: DistributedSampler(data, 1, 0), sets_epoch=True, length=12),
     "elastic": of(lambda data: ElasticSampler(data, 2, 1)),
     "elastic, epochs set": of(lambda data: ElasticSampler(data, 2, 1, seed=4), sets_epoch=True),
-    "elastic, alone": of(lambda data: ElasticSampler(data, 1, 0, tail="pad"), sets_epoch=True, length=24),
-    "elastic, without the last": of(lambda data: ElasticSampler(data, 2, 0), sets_epoch=True, drop_last=True),
+    "elastic, alone": of(lambda data: ElasticSampler(data, 1, 0, tail="pad"), sets_epoch=True, length=12),
+    "elastic, without the last": of(
+        lambda data: ElasticSampler(data, 2, 0, tail="drop"), sets_epoch=True, drop_last=True
+    ),
     "batch sampler of torch": in_batches(
-        lambda data: BatchSampler(RandomSampler(data, generator=generator()), 5, False)
+        lambda data: BatchSampler(RandomSampler(data, generator=generator()), 3, False)
     ),
 }
 WITHOUT_BATCHES = {
@@ -93,7 +93,7 @@ WITHOUT_BATCHES = {
     "process's, as it goes": of(lambda data: custom.AsItGoes("torch"), batch_size=None),
     "stateful": of(lambda data: custom.Stateful(), batch_size=None),
     "state with a generator": of(lambda data: custom.StatefulGenerator(), batch_size=None),
-    "batches as samples": of(lambda data: BatchSampler(RandomSampler(data), 4, False), batch_size=None, dataset=Plain),
+    "batches as samples": of(lambda data: BatchSampler(RandomSampler(data), 2, False), batch_size=None, dataset=Plain),
 }
 LIBRARIES = ("torch", "random", "numpy")
 CUSTOM = {
@@ -138,16 +138,16 @@ def of_torchdata() -> dict[str, Case]:
     return {
         "random": of(lambda data: td.RandomSampler(data, generator=generator()), **by_torch),
         "random, repeated": of(
-            lambda data: td.RandomSampler(data, replacement=True, num_samples=70, generator=generator()), **by_torch
+            lambda data: td.RandomSampler(data, replacement=True, num_samples=34, generator=generator()), **by_torch
         ),
         "random, by the process": of(lambda data: td.RandomSampler(data), **by_torch),
         "random, no batches": of(
             lambda data: td.RandomSampler(data, generator=generator()), batch_size=None, **by_torch
         ),
         "batches": in_batches(
-            lambda data: td.BatchSampler(td.RandomSampler(data, generator=generator()), 4, False), **by_torch
+            lambda data: td.BatchSampler(td.RandomSampler(data, generator=generator()), 2, False), **by_torch
         ),
-        "batches in sequence": in_batches(lambda data: td.BatchSampler(range(len(data)), 4, True), **by_torch),
+        "batches in sequence": in_batches(lambda data: td.BatchSampler(range(len(data)), 2, True), **by_torch),
         "distributed": of(lambda data: td.StatefulDistributedSampler(data, 2, 1, seed=4), sets_epoch=True),
         "distributed, epochs not set": of(lambda data: td.StatefulDistributedSampler(data, 2, 1, seed=4)),
     }

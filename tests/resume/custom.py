@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-LENGTH = 23
+LENGTH = 11
 
 PERMUTATIONS: dict[str, Callable[[], list[int]]] = {
     "torch": lambda: torch.randperm(LENGTH).tolist(),
@@ -256,7 +256,7 @@ class Batches(Sampler[list[int]]):
             batch.append(index)
             if len(batch) == size:
                 yield batch
-                batch, size = [], size % 5 + 1
+                batch, size = [], size % 3 + 1
         if batch:
             yield batch
 
@@ -268,7 +268,7 @@ class ReusedBatches(Batches):
         batch: list[int] = []
         for index in self.inner:
             batch.append(index)
-            if len(batch) == 4:
+            if len(batch) == 2:
                 yield batch
                 batch.clear()
         if batch:
@@ -288,7 +288,7 @@ class StatefulBatches(Batches):
         batch: list[int] = []
         for index in self.inner:
             batch.append(index)
-            if len(batch) == 4:
+            if len(batch) == 2:
                 yield batch
                 batch = []
         if batch:

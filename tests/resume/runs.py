@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ THREADS = (2, 0, 4, 1)  # one after another, at each cut
 class Plain(Dataset):
     """The item is its index. ``asked``: every index that was asked for."""
 
-    def __init__(self, length: int = 23) -> None:
+    def __init__(self, length: int = 11) -> None:
         self.length = length
         self.asked: list[Any] = []
 
@@ -41,7 +42,7 @@ class Plain(Dataset):
 class Drawing(Dataset):
     """The item is its index, and a draw of each of the three libraries."""
 
-    def __init__(self, length: int = 23) -> None:
+    def __init__(self, length: int = 11) -> None:
         self.length = length
 
     def __len__(self) -> int:
@@ -160,11 +161,11 @@ def assert_same_run(batches: list[Any], expected: list[Any], what: str) -> None:
         assert one == other, f"{what}: batch {number} of {len(expected)}"
 
 
-def check_every_cut(case: Case, first: dict[str, Any] | None = None) -> None:
+def check_every_cut(case: Case) -> None:
     """Cut at every step, once."""
     expected = uninterrupted(case, num_workers=case.threads[0])
     for end in range(len(expected)):
-        batches = cut(case, [end], len(expected), lambda process: _threads(case, process + end % 2))
+        batches = cut(case, [end], len(expected), partial(_threads, case, end % 2))
         assert_same_run(batches, expected, f"cut at {end}")
 
 
@@ -173,9 +174,9 @@ def check_cuts_again(case: Case, steps: Sequence[int] = (1, 3, 4)) -> None:
     expected = uninterrupted(case, num_workers=case.threads[0])
     for step in steps:
         cuts = range(step, len(expected), step)
-        batches = cut(case, cuts, len(expected), lambda process: _threads(case, process))
+        batches = cut(case, cuts, len(expected), partial(_threads, case, 0))
         assert_same_run(batches, expected, f"cut after each {step}")
 
 
-def _threads(case: Case, process: int) -> dict[str, Any]:
-    return {"num_workers": case.threads[process % len(case.threads)]}
+def _threads(case: Case, first: int, process: int) -> dict[str, Any]:
+    return {"num_workers": case.threads[(first + process) % len(case.threads)]}

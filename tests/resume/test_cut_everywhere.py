@@ -2,7 +2,7 @@
 
 import pytest
 
-from .cases import BATCH_SAMPLERS, CUSTOM, OF_TORCH, STATEFUL, WITHOUT_BATCHES
+from .cases import BATCH_SAMPLERS, CUSTOM, OF_TORCH, STATEFUL, WITHOUT_BATCHES, of_torchdata
 from .runs import Case, check_cuts_again, check_every_cut
 
 CASES = {
@@ -22,4 +22,18 @@ def test_it_goes_on_after_any_batch(case: Case) -> None:
 
 @every_case
 def test_it_goes_on_again_and_again(case: Case) -> None:
+    check_cuts_again(case)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("random", "random, repeated", "random, by the process", "random, no batches"),
+        *("batches", "batches in sequence", "distributed", "distributed, epochs not set"),
+    ],
+)
+def test_samplers_of_torchdata_go_on_from_their_own_state(name: str) -> None:
+    pytest.importorskip("torchdata")
+    case = of_torchdata()[name]
+    check_every_cut(case)
     check_cuts_again(case)
