@@ -69,8 +69,8 @@ def loaders_of(
     return loaders
 
 
-def listed(batch: torch.Tensor) -> list[int]:
-    return batch.tolist() if batch.dim() else [int(batch)]
+def listed(batch: Any) -> list[int]:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else [batch]
 
 
 def agreed(loaders: list[StageLoader[Any]]) -> dict[str, Any]:
