@@ -1,10 +1,11 @@
 """Elastic ranks: an epoch's settings in, what the loader of each of several ranks hands out step by step out.
 
-All ranks are in one process. The state is compared between them after each step.
+All ranks are in one process, each with a state of torch's generator as if it were a process of its own. The loaders'
+state is compared between them after each step.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -57,13 +58,25 @@ def loader_of(length: int, num_ranks: int, rank: int, batch_size: int | None = 2
     return StageLoader(range(length), batch_size, sampler=sampler, **arguments)  # pyright: ignore[reportArgumentType]
 
 
+@contextmanager
+def process_of(loader: StageLoader[Any]) -> Iterator[None]:
+    """As in the process of the loader's rank: what the others drew from torch's generator is nothing to it."""
+    known = torch.get_rng_state()
+    torch.set_rng_state(loader.__dict__.get("draws_of_rank", torch.Generator().manual_seed(1).get_state()))
+    try:
+        yield
+    finally:
+        loader.__dict__["draws_of_rank"] = torch.get_rng_state()
+        torch.set_rng_state(known)
+
+
 def loaders_of(
     length: int, num_ranks: int, batch_size: int | None = 2, state: Any = None, **arguments: Any
 ) -> list[StageLoader[Any]]:
     """A loader for each rank, all of which go on from the same state."""
     loaders = [loader_of(length, num_ranks, rank, batch_size, **arguments) for rank in range(num_ranks)]
-    if state is not None:
-        for loader in loaders:
+    for loader in loaders if state is not None else ():
+        with process_of(loader):
             loader.load_state_dict(state)
             assert loader.state_dict() == state
     return loaders
@@ -75,7 +88,10 @@ def listed(batch: Any) -> list[int]:
 
 def agreed(loaders: list[StageLoader[Any]]) -> dict[str, Any]:
     """The state, which is the same on all ranks, whatever is in it."""
-    states = [loader.state_dict() for loader in loaders]
+    states: list[dict[str, Any]] = []
+    for loader in loaders:
+        with process_of(loader):
+            states.append(loader.state_dict())
     first = states[0]
     for rank, state in enumerate(states):
         differing = {name: (first[name], state[name]) for name in first if state[name] != first[name]}
@@ -92,12 +108,15 @@ def run(loaders: list[StageLoader[Any]], num_steps: int | None = None, epoch: in
     with ExitStack() as stack:
         iterators: list[Iterator[Any]] = []
         for loader in loaders:
-            torch.manual_seed(1)  # as the ranks of a run that seeds them alike; only base seeds are drawn from it
-            iterators.append(iter(stack.enter_context(loader)))
+            with process_of(loader):
+                iterators.append(iter(stack.enter_context(loader)))
         done.states.append(agreed(loaders))
         while num_steps is None or len(done.steps) < num_steps:
-            batches = [next(iterator, None) for iterator in iterators]
-            step = [[] if batch is None else listed(batch) for batch in batches]
+            step: list[list[int]] = []
+            for loader, iterator in zip(loaders, iterators, strict=True):
+                with process_of(loader):
+                    batch = next(iterator, None)
+                step.append([] if batch is None else listed(batch))
             if not any(step):
                 done.states[-1] = agreed(loaders)
                 break

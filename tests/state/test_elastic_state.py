@@ -215,3 +215,11 @@ def test_the_state_is_plain():
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == state
+
+
+def test_a_rank_of_which_nothing_was_left_goes_on_with_the_draws_of_the_run():
+    """Its later base seeds come after those of the run that was cut, as on the other ranks."""
+    whole = run(loaders_of(23, 1))
+    after = run(loaders_of(23, 4, 2, whole.states[11]))
+    assert after.num_steps == [1, 0, 0, 0]
+    assert after.state["generators_now"] == whole.state["generators_now"]
