@@ -56,6 +56,7 @@ class InlineEpoch:
         self.has_state = self.start is not None and self.start.has_state
         self.base_seed: int | None = None if resume is None else resume.base_seed
         self.texts: Texts | None = None  # of a reader with generators of its own
+        self.opening: Mark | None = None
         self.left: Inside | None = None  # where it was when its iterator was dropped
         self.look: Callable[[], Callable[[], Inside] | None] = lambda: None
         self._at_start: tuple[Any, ...] = ()
@@ -69,7 +70,7 @@ class InlineEpoch:
     def between(self) -> Mark:
         """Where the dataset begins when it is read next."""
         known = None if self.start is None else self.start.mark
-        return self.reader.mark(None, 0, None, THE_DATASET) if known is None else known
+        return self.reader.opening(None, THE_DATASET) if known is None else known
 
     @property
     def num_again(self) -> int:

@@ -42,6 +42,7 @@ class Told:
         if epoch.is_over:  # there is no batch to come: the dataset is told where it is when it is read again
             return make()
         mark = None if epoch.start is None else epoch.start.mark
+        epoch.opening = epoch.reader.opening(None, THE_DATASET)
         fetcher, self._may_have_mistaken = epoch.reader.open(make, mark, THE_DATASET)
         epoch.has_state = epoch.reader.has_state(fetcher)
         return fetcher
@@ -99,6 +100,8 @@ class Told:
         epoch, fetcher = self._epoch, self._dataset_fetcher
         if fetcher is None:  # nobody has asked for a batch
             return Inside(epoch.between(), True, False)
+        if not epoch.num_batches and epoch.opening is not None and epoch.opening.error is None:
+            return Inside(epoch.opening, epoch.has_state, False)
         iterator = fetcher.dataset_iter
         has_ended = bool(fetcher.ended) or getattr(iterator, "gi_frame", self) is None  # a generator after an error
         if epoch.is_over:

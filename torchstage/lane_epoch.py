@@ -47,7 +47,7 @@ class LaneEpoch:
         self.resume = resume
         self.is_started = False
         self.is_finished = False
-        self.num_steps = loader.snapshot_every_n_steps
+        self.num_steps = loader.snapshot_every_n_steps or 0
         self.base_seed = None if resume is None else resume.base_seed
         self.shared_seed = None if resume is None else resume.shared_seed
         self.num_batches = 0 if resume is None else resume.num_batches

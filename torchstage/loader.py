@@ -116,12 +116,13 @@ class StageLoader(DataLoader[T_co]):
         isolation: Isolation = "auto",
         seed: int | None = None,
         sample_rng: bool = True,
-        snapshot_every_n_steps: int = 1,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         _check(lanes, seed, prefetch_bytes)
-        if snapshot_every_n_steps < 1:
+        if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise ValueError(
-                f"StageLoader: snapshot_every_n_steps must be a positive integer, got {snapshot_every_n_steps!r}."
+                "StageLoader: snapshot_every_n_steps must be a positive integer, or 0 or None for no snapshots, got "
+                f"{snapshot_every_n_steps!r}."
             )
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.stages: tuple[Stage, ...] = checked(stages)

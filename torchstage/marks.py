@@ -18,6 +18,9 @@ from torchstage.errors import add_note
 from torchstage.scope_states import Drawn, put_into
 
 
+_MISSING = object()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """Where a reader is between two batches."""
@@ -60,6 +63,8 @@ class Reader:
         self.dataset = dataset
         self._keeper = keeper_of(dataset)
         self._before: list[Any] = []  # its state before it was told one for the first time
+        self._replaced: dict[str, Any] = {}  # its attributes before that, where telling it replaced them
+        self._opening: Mark | None = None
         self.is_between = True  # whether it has finished the epoch that it began
 
     def has_state(self, fetcher: Any) -> bool:
@@ -76,6 +81,14 @@ class Reader:
         except Exception as error:
             return Mark(num_batches, draws=draws, error=_kept(error, f"state_dict of {where}"))
         return Mark(num_batches, outer, inner, draws)
+
+    def opening(self, draws: Drawn | None, where: str) -> Mark:
+        """Where it is before it begins an epoch. One that was left in the middle begins that epoch again."""
+        known = self._opening
+        if known is None or self.is_between:
+            known = self.mark(None, 0, draws, where)
+        self._opening = Mark(0, known.dataset, None, draws, known.error)
+        return self._opening
 
     def open(self, make: Callable[[], Any], start: Mark | None, where: str) -> tuple[Any, bool]:
         """The fetcher of an epoch that begins at a mark, with the generators as they are; None: wherever the dataset
@@ -102,12 +115,22 @@ class Reader:
             raise ValueError(_no_place("the dataset", self.dataset))
         if not self._before:
             self._before.append(copy.deepcopy(self._keeper.state_dict()))
+        attributes = dict(getattr(self._keeper, "__dict__", {}))
         _load(self._keeper, state, where)
+        for name, value in getattr(self._keeper, "__dict__", {}).items():
+            if attributes.get(name, _MISSING) is not value:
+                self._replaced.setdefault(name, attributes.get(name, _MISSING))
 
     def open_anew(self, make: Callable[[], Any], where: str) -> Any:
         """It had nothing at all to read after it was told the state of its end: that did not mean the beginning of the
-        next epoch. So it is told what it was before it was told anything."""
-        _load(self._keeper, self._before[0], where)
+        next epoch. So what it was told is undone."""
+        for name, value in self._replaced.items():
+            if value is _MISSING:
+                delattr(self._keeper, name)
+            else:
+                setattr(self._keeper, name, value)
+        if not self._replaced:
+            _load(self._keeper, self._before[0], where)
         return make()
 
 

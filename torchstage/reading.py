@@ -210,7 +210,7 @@ class Reading:
             scope = rng.current()
             if start is not None:
                 draws_into(scope, start.draws_at_start, start.base_seed, lane.number)
-            opening = self._mark(None)
+            opening = lane.reader.opening(drawn_of(scope), self._where)
             self._draws_at_start = opening.draws
             begin = None if start is None else start.mark
             fetcher, self._may_have_mistaken = lane.reader.open(self._make, begin, self._where)
