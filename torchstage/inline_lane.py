@@ -45,7 +45,7 @@ class InlineLane(Told, _BaseDataLoaderIter):
         self._follow(epoch)
         generator: torch.Generator = cast(Any, loader).generator or torch.default_generator
         with nullcontext() if epoch.base_seed is None else unmoved(generator):
-            _BaseDataLoaderIter.__init__(self, cast(Any, loader))
+            cast(Any, _BaseDataLoaderIter).__init__(self, loader)
         if self._timeout != 0:
             raise AssertionError(f"StageLoader: timeout={self._timeout} needs num_workers > 0, got num_workers=0")
         dataset: Any = loader.dataset

@@ -6,15 +6,16 @@ were, but for what the dataset itself sets when it is told its state.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.utils.data.dataloader as torch_dataloader
 
 from torchstage.draws import PROCESS, States, elsewhere, restore
 from torchstage.inline_epoch import THE_DATASET, InlineEpoch, Inside
-from torchstage.marks import Mark
+from torchstage.marks import Mark, has_state
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -100,9 +101,9 @@ class Told:
         epoch, fetcher = self._epoch, self._dataset_fetcher
         if fetcher is None:  # nobody has asked for a batch
             return Inside(epoch.between(), True, False)
-        if not epoch.num_batches and epoch.opening is not None and epoch.opening.error is None:
-            return Inside(epoch.opening, epoch.has_state, False)
-        iterator = fetcher.dataset_iter
+        iterator, opening = fetcher.dataset_iter, epoch.opening
+        if not epoch.num_batches and not has_state(iterator) and opening is not None and opening.error is None:
+            return Inside(opening, epoch.has_state, False)
         has_ended = bool(fetcher.ended) or getattr(iterator, "gi_frame", self) is None  # a generator after an error
         if epoch.is_over:
             return Inside(epoch.between(), epoch.has_state, True)
@@ -142,13 +143,14 @@ class InlineReader(Told, _Single):
         self._num_yielded = epoch.num_batches
 
     def _make_iterator(self, loader: "StageLoader[Any]", generator: Any) -> None:
-        epoch, single = self._epoch, super()
-        at_start = {} if epoch.start is None else epoch.start.draws_at_start or {}
+        epoch = self._epoch
+        known = {} if epoch.start is None else epoch.start.draws_at_start or {}
+        at_start = known if isinstance(known, dict) else {}
 
         def make() -> Any:
             with self._drawing(at_start, generator):
                 epoch.remember(generator)
-                single.__init__(loader)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+                _Single.__init__(self, loader)
             return self._dataset_fetcher
 
         self._begin_at(make)
@@ -157,7 +159,7 @@ class InlineReader(Told, _Single):
             restore(generator, now["loader"])
 
     @contextmanager
-    def _drawing(self, at_start: States, generator: Any) -> Iterator[None]:
+    def _drawing(self, at_start: States, generator: Any) -> Generator[None]:
         if not at_start:
             yield
             return
@@ -170,4 +172,4 @@ class InlineReader(Told, _Single):
         return elsewhere(self._before, PROCESS)
 
     def _next_data(self) -> Any:
-        return self._told(super()._next_data)
+        return self._told(partial(_Single._next_data, self))

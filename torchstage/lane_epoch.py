@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 
+from torchstage.cuts import Cut, Opening
 from torchstage.errors import warn_user
 from torchstage.marks import Mark, Start
 from torchstage.reader_state import ADVICE, LANES, Resume, drawing_base_seed, follow, num_readers, state_with
-from torchstage.reading import Cut, Opening
 from torchstage.scope_states import Texts
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 from torchstage import rng
 from torchstage.assembly import plain
 from torchstage.copies import Private
+from torchstage.cuts import Cut
 from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pipeline import Admission, Pool, Run
@@ -27,7 +28,7 @@ from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
 from torchstage.lane_epoch import LaneEpoch
 from torchstage.line import Line
-from torchstage.reading import Cut, Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
+from torchstage.reading import Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
 from torchstage.replicas import replicas
 from torchstage.then import Then
 
@@ -90,6 +91,8 @@ class LaneIterator(ThreadedIterator):
     _shared_seed: int | None
     _world_size: int
     _rank: int
+    _readers: LaneEpoch  # the epoch
+    _cuts: dict[int, Cut]
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[Private], epoch: int) -> None:
         self._own = own
@@ -97,8 +100,8 @@ class LaneIterator(ThreadedIterator):
         if loader.seed is not None:
             self._base_seed = base_seed_of(loader.seed, epoch)
         self._has_scopes = loader.sample_rng
-        self._first_shared_seed = self._shared_seed
-        known = self._epoch
+        self._first_shared_seed: int | None = self._shared_seed
+        known = self._readers
         with known.drawing_base_seed(cast(Any, loader).generator):  # torch's own draws another shared seed here, too
             cast(Any, _BaseDataLoaderIter)._reset(self, loader, first_iter=True)
         self._base_seed, self._first_shared_seed, self._shared_seed = known.seeds(
@@ -109,26 +112,28 @@ class LaneIterator(ThreadedIterator):
         self._set_up_elsewhere = partial(others.func, self._base_seed, *others.args[1:])
 
     def _open(self, loader: "StageLoader[Any]") -> None:
-        epoch = self._epoch = self._new_epoch(loader)
+        epoch = self._new_epoch(loader)
         with epoch.drawing_base_seed(cast(Any, loader).generator):
             cast(Any, _BaseDataLoaderIter).__init__(self, loader)
         self._follow()
 
-    def _new_epoch(self, loader: "StageLoader[Any]") -> Any:
-        previous: LaneEpoch | None = vars(self).get("_epoch")
-        return loader.new_reader_epoch(lambda resume, latest: LaneEpoch(loader, resume, previous))
+    def _new_epoch(self, loader: "StageLoader[Any]") -> LaneEpoch:
+        previous: LaneEpoch | None = vars(self).get("_readers")
+        epoch: LaneEpoch = loader.new_reader_epoch(lambda resume, latest: LaneEpoch(loader, resume, previous))
+        self._readers, self._epoch = epoch, cast(Any, epoch)
+        return epoch
 
     def _follow(self) -> None:
         pass
 
     def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
-        epoch = self._epoch = self._new_epoch(loader)
+        epoch = self._new_epoch(loader)
         super()._reset(loader, first_iter)
         self._base_seed, _, self._shared_seed = epoch.seeds(self._base_seed, None, self._shared_seed)
         self._num_yielded = epoch.num_batches
 
     def _handed_out(self, number: int) -> None:
-        self._epoch.hand_out(self._cuts.pop(number))
+        self._readers.hand_out(self._cuts.pop(number))
 
     def _line(self, loader: "StageLoader[Any]") -> Line:
         return Line((), loader.stages)  # the lanes read the dataset
@@ -151,7 +156,7 @@ class LaneIterator(ThreadedIterator):
 
     def _start(self) -> Run:
         """Start the lanes and admit the window, inside the first ``__next__``."""
-        self._epoch.begin(is_live_of(self))
+        self._readers.begin(is_live_of(self))
         turns = self._turns()
         self._cuts = turns.cuts
         try:
@@ -176,10 +181,10 @@ class LaneIterator(ThreadedIterator):
     def _turns(self) -> Turns:
         opener = partial(open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
         again = self._shared_seed if self._is_set_up else None
-        epoch = self._epoch
-        how = {"num_steps": epoch.num_steps, "is_kept": cast(bool, cast(Any, self)._persistent_workers)}
+        epoch = self._readers
+        is_kept = bool(cast(Any, self)._persistent_workers)
         readings = [
-            Reading(lane, opener, again, opening, start, **how)
+            Reading(lane, opener, again, opening, start, num_steps=epoch.num_steps, is_kept=is_kept)
             for lane, opening, start in zip(self._lanes, epoch.openings, epoch.starts(), strict=True)
         ]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
@@ -207,7 +212,7 @@ class LaneIterator(ThreadedIterator):
             except LaneEnded:  # the lane after it has the next batch
                 continue
             except StopIteration:
-                self._epoch.finish()
+                self._readers.finish()
                 raise
 
     def _leave_run(self) -> None:

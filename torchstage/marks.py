@@ -17,7 +17,6 @@ from torchstage.draws import States
 from torchstage.errors import add_note
 from torchstage.scope_states import Drawn, put_into
 
-
 _MISSING = object()
 
 
@@ -50,10 +49,8 @@ def has_state(value: Any) -> bool:
 
 def keeper_of(dataset: Any) -> Any:
     """Who knows the dataset's state: DataLoader puts a wrapper around a data pipe. None: nobody."""
-    for candidate in (dataset, vars(dataset).get("_datapipe") if hasattr(dataset, "__dict__") else None):
-        if candidate is not None and has_state(candidate):
-            return candidate
-    return None
+    inner: Any = getattr(dataset, "__dict__", {}).get("_datapipe")
+    return dataset if has_state(dataset) else inner if has_state(inner) else None
 
 
 class Reader:

@@ -5,9 +5,7 @@ batch; what it has to say of its end is an exception that the consumer knows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ import torch.utils.data.graph_settings as torch_graph
 from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import Private
-from torchstage.engine.parking import PERIOD_SECONDS
+from torchstage.cuts import Cut, Opening
 from torchstage.engine.ticket import Chain, simple_chain
 from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
@@ -30,41 +28,6 @@ _apply_random_seed: Callable[..., Any] = vars(torch_graph)["apply_random_seed"]
 
 class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
     """The lane has no batch left."""
-
-
-class Cut:
-    """A batch that a lane is asked for, and where the lane is once it has made it."""
-
-    __slots__ = ("has_ended", "has_state", "index", "is_last", "lane", "mark")
-
-    def __init__(self, index: Any, lane: int) -> None:
-        self.index = index
-        self.lane = lane
-        self.mark: Mark | None = None  # None: as far after the last one as there are batches since
-        self.has_ended = False  # whether there was no such batch, nor will be
-        self.is_last = False  # whether the dataset ended inside it
-        self.has_state = False  # whether the dataset can tell where it is
-
-
-class Opening:
-    """Where a lane is before it begins an epoch. Told by the lane's thread, waited for by the consumer's."""
-
-    def __init__(self) -> None:
-        self._mark: Mark | None = None
-        self._is_told: SimpleQueue[None] = SimpleQueue()
-
-    def tell(self, mark: Mark | None) -> None:
-        self._mark = mark
-        self._is_told.put(None)
-
-    def wait(self, is_open: Callable[[], bool]) -> Mark | None:
-        """None if the lane did not begin, or will not, because its threads were told to end."""
-        while self._mark is None and is_open():
-            with suppress(Empty):
-                self._is_told.get(timeout=PERIOD_SECONDS)
-                self._is_told.put(None)  # for the next who asks
-                break
-        return self._mark
 
 
 class Lane:

@@ -10,6 +10,8 @@ Guarantees: whatever reads it is the library's own iterator, given the loader's 
 import copy
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.utils.data.dataloader as torch_dataloader
@@ -70,13 +72,13 @@ class Workers(_Processes, _Seeded):
         epoch = self._epoch = _new_epoch(home)
         self._num_again = epoch.num_again
         with epoch.drawing_base_seed(cast(Any, home).generator):
-            super().__init__(loader)
+            _Processes.__init__(self, loader)
         self._num_yielded = epoch.num_batches
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
             self._epoch = _new_epoch(loader)
-        super()._reset(loader, first_iter)
+        _Processes._reset(self, loader, first_iter)
         self._epoch.seeds(self._base_seed, self._shared_seed)
 
     def _next_data(self) -> Any:
@@ -85,12 +87,12 @@ class Workers(_Processes, _Seeded):
             self._epoch.begin()
             for _ in range(num_again):
                 try:
-                    super()._next_data()
+                    _Processes._next_data(self)
                 except StopIteration:
                     break
                 except Exception:  # it was handed out, too
                     continue
-        return _handed_out(self._epoch, super()._next_data)
+        return _handed_out(self._epoch, partial(_Processes._next_data, self))
 
 
 class StatefulWorkers:
@@ -161,8 +163,8 @@ class StatefulWorkers:
 def _ended_inside(state: Any) -> set[int]:
     """Workers whose dataset ended inside their last batch."""
     workers: dict[str, Any] = state["_snapshot"]["_worker_snapshots"]
-    fetchers = [worker["fetcher_state"] or {} for worker in workers.values()]
-    return {number for number, fetcher in enumerate(fetchers) if fetcher.get("fetcher_ended")}
+    fetchers: list[dict[str, Any] | None] = [worker["fetcher_state"] for worker in workers.values()]
+    return {number for number, fetcher in enumerate(fetchers) if fetcher is not None and fetcher["fetcher_ended"]}
 
 
 def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any]) -> Any:
@@ -181,10 +183,9 @@ def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any]) -> Any:
 
 def _stateful_loader(loader: Any) -> Any:
     """torchdata's, with the same arguments."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
+    stateful: Any = import_module("torchdata.stateful_dataloader")  # it has no types
     options: dict[str, Any] = {} if loader.in_order else {"in_order": False}
-    return StatefulDataLoader(
+    return stateful.StatefulDataLoader(
         getattr(loader.dataset, "_datapipe", None) or loader.dataset,
         batch_size=loader.batch_size,
         num_workers=loader.num_workers,

@@ -158,8 +158,8 @@ def test_a_loaded_state_counts_until_a_batch_was_asked_for() -> None:
     iter(again)
     iter(again)
     assert again.state_dict() == state
-    assert [batch.tolist() for batch in again][0] == [3, 4]
-    assert [batch.tolist() for batch in again][0] == [1, 2]
+    assert [batch.tolist() for batch in again] == [[3, 4], [5, 6], [7, 8], [9, 10]]
+    assert len(list(again)) == 5
 
 
 def test_an_error_of_state_dict_keeps_its_type_and_says_where() -> None:

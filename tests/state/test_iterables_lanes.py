@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from streams import STATEFUL, Plain, as_it_is, drawing, interrupted_again_and_again, interrupted_everywhere
 
 from torchstage import StageLoader
 

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torchstage import StageLoader
 class Numbers(IterableDataset):
     """``length`` numbers, the same for each reader, with a state. Counts what is asked of it."""
 
-    calls: Counter[str] = Counter()
+    calls: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, length: int = 12) -> None:
         self.length, self.at = length, 0
@@ -323,7 +323,12 @@ def test_what_may_change_may_change() -> None:
     with StageLoader(Numbers(), num_workers=2) as loader:
         given = flat(itertools.islice(loader, 5))
         state = loader.state_dict()
-    other: dict[str, Any] = {"prefetch_factor": 5, "persistent_workers": True, "snapshot_every_n_steps": 4, "timeout": 9}
+    other: dict[str, Any] = {
+        "prefetch_factor": 5,
+        "persistent_workers": True,
+        "snapshot_every_n_steps": 4,
+        "timeout": 9,
+    }
     with StageLoader(Numbers(), num_workers=2, **other) as again:
         again.load_state_dict(state)
         assert sorted(given + flat(again)) == sorted([*range(1, 13)] * 2)
@@ -359,7 +364,6 @@ def test_a_dataset_of_hugging_face(num_workers: int, is_kept: bool) -> None:
 
     def made() -> StageLoader[Any]:
         rows = datasets.Dataset.from_dict({"number": list(range(30))}).to_iterable_dataset(num_shards=3)
-        rows = rows.shuffle(seed=5, buffer_size=1)
         chosen = {"batch_size": 4, "num_workers": num_workers, "collate_fn": as_it_is}
         return StageLoader(rows, persistent_workers=is_kept and num_workers > 0, **chosen)
 

@@ -1,0 +1,48 @@
+"""Cuts: a batch that is asked of a lane in, and with the batch where the lane then is, out.
+
+Guarantees: what a lane tells is kept with its batch, and counts when that is handed out; nobody waits for a lane that
+was told to end.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from torchstage.engine.parking import PERIOD_SECONDS
+from torchstage.marks import Mark
+
+
+class Cut:
+    """A batch that a lane is asked for, and where the lane is once it has made it."""
+
+    __slots__ = ("has_ended", "has_state", "index", "is_last", "lane", "mark")
+
+    def __init__(self, index: Any, lane: int) -> None:
+        self.index = index
+        self.lane = lane
+        self.mark: Mark | None = None  # None: as far after the last one as there are batches since
+        self.has_ended = False  # whether there was no such batch, nor will be
+        self.is_last = False  # whether the dataset ended inside it
+        self.has_state = False  # whether the dataset can tell where it is
+
+
+class Opening:
+    """Where a lane is before it begins an epoch. Told by the lane's thread, waited for by the consumer's."""
+
+    def __init__(self) -> None:
+        self._mark: Mark | None = None
+        self._is_told: SimpleQueue[None] = SimpleQueue()
+
+    def tell(self, mark: Mark | None) -> None:
+        self._mark = mark
+        self._is_told.put(None)
+
+    def wait(self, is_open: Callable[[], bool]) -> Mark | None:
+        """None if the lane did not begin, or will not, because its threads were told to end."""
+        while self._mark is None and is_open():
+            with suppress(Empty):
+                self._is_told.get(timeout=PERIOD_SECONDS)
+                self._is_told.put(None)  # for the next who asks
+                break
+        return self._mark
