@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from streams import OfDataset, Plain, StartsThere, as_it_is, through_a_file
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchstage import StageLoader
+
+from .streams import OfDataset, Plain, StartsThere, as_it_is, through_a_file
 
 
 class Numbers(IterableDataset):
