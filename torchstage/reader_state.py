@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from torchstage.draws import States, Stream, capture, restore, text_of
+from torchstage.draws import States, Stream, restore, text_of
 from torchstage.marks import Mark, Start, keeper_of
 
 VERSION = 1
@@ -109,7 +109,7 @@ def state_with(loader: Any, kind: str, **state: Any) -> dict[str, Any]:
 
 
 def _now(loader: Any) -> States:
-    return capture(("torch",)) if loader.generator is None else {"loader": text_of(loader.generator)}
+    return loader.stream.states(("torch",)) if loader.generator is None else {"loader": text_of(loader.generator)}
 
 
 def loaded(loader: Any, state: dict[str, Any]) -> Pending:

@@ -1,15 +1,25 @@
 """Lanes that are interrupted anywhere go on where they were."""
 
+import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from streams import STATEFUL, Plain, as_it_is, drawing, interrupted_again_and_again, interrupted_everywhere
 
 from torchstage import StageLoader
 
-from .streams import STATEFUL, Plain, as_it_is, drawing, interrupted_again_and_again, interrupted_everywhere
+from .streams import (
+    STATEFUL,
+    OfDataset,
+    Plain,
+    as_it_is,
+    drawing,
+    epochs_of,
+    interrupted_again_and_again,
+    interrupted_everywhere,
+    through_a_file,
+)
 
 AGAIN = "ignore:StageLoader. the dataset has no state:UserWarning"
 
@@ -48,3 +58,34 @@ def test_interrupted_everywhere_without_a_state(way: str) -> None:
 def test_interrupted_again_and_again(dataset: Any, num_batches: int) -> None:
     make = partial(made, dataset, num_workers=3, batch_size=2, collate_fn=drawing)
     interrupted_again_and_again(make, num_batches)
+
+
+@pytest.mark.filterwarnings(AGAIN)
+@pytest.mark.parametrize("dataset", [OfDataset, Plain])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_epochs_after_a_second_resume_draw_as_in_the_run_that_was_not_interrupted(
+    dataset: Any, own_generator: bool
+) -> None:
+    """In processes whose generators are elsewhere."""
+
+    def loader_after(seed: int) -> StageLoader[Any]:
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed) if own_generator else None
+        return StageLoader(dataset(), num_workers=2, batch_size=5, collate_fn=as_it_is, generator=generator)
+
+    with loader_after(1) as loader:
+        whole = epochs_of(loader, 4)
+    with loader_after(1) as loader:
+        given = [*itertools.islice(loader, 2)]
+        state = through_a_file(loader.state_dict())
+    with loader_after(2) as loader:
+        loader.load_state_dict(state)
+        given += list(loader)
+        state = through_a_file(loader.state_dict())
+    with loader_after(3) as loader:
+        loader.load_state_dict(state)
+        second = list(loader)
+        state = through_a_file(loader.state_dict())
+    with loader_after(4) as loader:
+        loader.load_state_dict(state)
+        assert [given, second, *epochs_of(loader, 2)] == whole
