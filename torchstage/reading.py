@@ -19,7 +19,7 @@ from torchstage.cuts import Cut, Opening
 from torchstage.engine.ticket import Chain, simple_chain
 from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
-from torchstage.scope_states import drawn_of
+from torchstage.scope_states import Watch
 
 # torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds a data pipe.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
@@ -79,6 +79,7 @@ class Reading:
         self._may_have_mistaken = False  # the end for the beginning
         self._has_state = False
         self._draws_at_start: Any = None
+        self._watch = Watch(None)
         self._cut: Cut | None = None
         self._num_samples = self._num_batches = self._num_marked = 0
 
@@ -140,7 +141,7 @@ class Reading:
 
     def _mark(self, fetcher: Any) -> Mark:
         return self.lane.reader.mark(
-            fetcher, 0 if fetcher is None else self._num_batches, drawn_of(rng.current()), self._where
+            fetcher, 0 if fetcher is None else self._num_batches, self._watch.now(), self._where
         )
 
     def mark(self) -> None:
@@ -171,9 +172,10 @@ class Reading:
             if self._shared_seed is not None:
                 _seed_pipe(lane.dataset, self._shared_seed)
             scope = rng.current()
+            self._watch = Watch(scope)
             if start is not None:
                 draws_into(scope, start.draws_at_start, start.base_seed, lane.number)
-            opening = lane.reader.opening(drawn_of(scope), self._where)
+            opening = lane.reader.opening(self._watch.now(), self._where)
             self._draws_at_start = opening.draws
             begin = None if start is None else start.mark
             fetcher, self._may_have_mistaken = lane.reader.open(self._make, begin, self._where)
