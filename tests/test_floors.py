@@ -40,7 +40,7 @@ FLOOR_1 = {
     "sites": {"copies", "elsewhere", "line", "threads"},
     "elsewhere": {"coroutines", "order", "rng", "seeds", "errors"},
     "first": set(),
-    "reading": {"collate", "copies", "plan", "rng", "threads"},
+    "reading": {"collate", "copies", "cuts", "marks", "plan", "rng", "scope_states", "threads"},
     "collate": {"buffers", "errors"},
     "buffers": set(),
     "budget": set(),
@@ -50,6 +50,10 @@ FLOOR_1 = {
     "modes": set(),
     "order": {"samplers", "seeds"},
     # Where an epoch is, and how to go on there.
+    "reader_state": {"draws", "marks"},
+    "cuts": {"marks"},
+    "marks": {"draws", "errors", "scope_states"},
+    "scope_states": {"draws", "rng", "seeds"},
     "state": {"draws", "epoch", "sampling"},
     "indices": {"draws", "epoch", "position", "sampling"},
     "epoch": {"draws", "position", "sampling"},
@@ -128,12 +132,17 @@ FLOOR_1 = {
     "remote.errors": set(),
 }
 FLOOR_2 = {
-    "loader": {"iterators", "inline", "lanes", "inline_lane", "resumed"},
+    "loader": {"iterators", "inline", "lanes", "inline_lane", "inline_reader", "resumed", "worker_reader"},
     "iterators": {"resumed"},
     "resumed": set(),
     "inline": {"iterators"},
-    "lanes": {"iterators"},
-    "inline_lane": {"lanes"},
+    "lanes": {"iterators", "lane_epoch"},
+    "lane_epoch": set(),
+    "inline_epoch": set(),
+    "worker_epoch": set(),
+    "inline_lane": {"lanes", "inline_epoch", "inline_reader"},
+    "inline_reader": {"inline_epoch"},
+    "worker_reader": {"inline_epoch", "lane_epoch", "worker_epoch"},
     "safety": {"loader"},
 }
 ROOFS = {
