@@ -7,6 +7,7 @@ to the dataset; an order that is not the one that was left is an error.
 """
 
 import copy
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
@@ -207,7 +208,7 @@ class Indices:
         if snapshot.iterator is not None:
             iterator.load_state_dict(copy.deepcopy(snapshot.iterator))
         if snapshot.at == 0:
-            return _not_empty(iterator, self._opened)
+            return _not_empty(iterator, weakref.WeakMethod(self._opened))
         return iterator
 
     # From a place on -----------------------------------------------------------------------------------------------
@@ -339,14 +340,14 @@ class _Once:
         return self._places
 
 
-def _not_empty(iterator: Iterator[Any], again: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+def _not_empty(iterator: Iterator[Any], again: Callable[[], Callable[[], Iterator[Any]] | None]) -> Iterator[Any]:
     """A sampler whose state is from the end of an epoch may yield nothing once: then it is asked anew."""
     is_empty = True
     for index in iterator:
         is_empty = False
         yield index
-    if is_empty:
-        yield from again()
+    if is_empty and (opened := again()) is not None:
+        yield from opened()
 
 
 def _has_state(value: Any) -> bool:

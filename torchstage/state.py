@@ -78,6 +78,7 @@ def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str,
     number = sampling.epoch
     start = sampling.sampler.position if sampling.is_elastic else 0  # as its own start_at has it
     base_seed, repeat = loader.next_base_seed()
+    has_seed = loader.seed is not None or sampling.number("seed") is not None  # else the base seed is all there is
     has_state = callable(getattr(sampling.sampler, "state_dict", None)) and not sampling.is_elastic
     own = copy.deepcopy(sampling.sampler.state_dict()) if has_state else None
     return {
@@ -90,7 +91,7 @@ def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str,
         "is_boundary": not start,
         "is_finished": not start and epoch is not None and epoch.number is not None and epoch.number == number,
         "epoch": number,
-        "repeat": loader.num_begun[number or 0] or repeat,
+        "repeat": loader.num_begun[number or 0] if has_seed else repeat,
         "base_seed": base_seed,
         "sampler_state": None if own is None else _plain_snapshot(Snapshot(0, own, None)),
         "sampler_state_at_start": None,
