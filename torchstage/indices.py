@@ -230,7 +230,10 @@ class Indices:
             self._skip(iterator, low, low)
         if not above:
             return iterator
-        self._undelivered = Undelivered(iterator, low, above, self.on_skipped)
+        tell = self.on_skipped
+        if tell is not None and sampling.batch_size is not None:  # it is told batches
+            tell = _as_batches(tell)
+        self._undelivered = Undelivered(iterator, low, above, tell)
         return self._undelivered
 
     def _snapshot_to_load(self) -> Snapshot | None:
@@ -348,6 +351,10 @@ def _not_empty(iterator: Iterator[Any], again: Callable[[], Callable[[], Iterato
         yield index
     if is_empty and (opened := again()) is not None:
         yield from opened()
+
+
+def _as_batches(tell: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda index: tell([index])
 
 
 def _has_state(value: Any) -> bool:
