@@ -137,7 +137,7 @@ class Stream:
 
     def _leave_alone(self) -> None:
         """Where somebody else drew from the process's generator or seeded it, that is the run's own from here on."""
-        if self._mark:
+        if self._mark and not self._is_drawing:
             now = capture(self._mark)
             self._states = {kind: text for kind, text in self._states.items() if now[kind] == self._mark[kind]}
             self._mark = {kind: now[kind] for kind in self._states}

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Epoch:
         self.snapshot_of_start: Snapshot | None = None
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
+        self._window = ExitStack()  # while the base seed is drawn
+        self._before: tuple[torch.Generator, torch.Tensor] | None = None  # a generator as it was before that
         self._drawn_by_iter: tuple[_Mark, _Mark] | None = None
 
     @property
@@ -106,9 +108,28 @@ class Epoch:
     def drawing_base_seed(self, generator: torch.Generator | None) -> Generator[None]:
         """Around the draw of torch's base seed, once for an iterator."""
         before = self._mark()
-        with self.stream.drawing() if self.base_seed is None else _undone(generator or torch.default_generator):
+        with self._window:
+            self._window.enter_context(
+                self.stream.drawing() if self.base_seed is None else self._undone(generator or torch.default_generator)
+            )
             yield
         self._drawn_by_iter = before, self._mark()
+
+    @contextmanager
+    def _undone(self, generator: torch.Generator) -> Generator[None]:
+        """What is drawn inside was drawn before, by the run that goes on."""
+        self._before = generator, generator.get_state()
+        try:
+            yield
+        finally:
+            (generator, state), self._before = self._before, None
+            generator.set_state(state)
+
+    def note_sampler_s_draws(self) -> None:
+        """The sampler was asked for an iterator, before the base seed is drawn: what it drew is not undone."""
+        if self._before is not None:
+            generator, _ = self._before
+            self._before = generator, generator.get_state()
 
     def _mark(self) -> "_Mark":
         return (self.sampling.own_states(), self.stream.apart) if self.is_pending else ({}, {})
@@ -127,6 +148,7 @@ class Epoch:
         """The first batch is asked for. The sampler's epoch counts from here on: Lightning sets it after ``iter()``."""
         if self.has_begun:
             return
+        self._window.close()  # torch's worker processes get their first indices while the iterator is being made
         resume, told = self.resume, self.sampling.raw_epoch()
         if type(told) is Told:
             self.sampling.set_epoch(int(told))
@@ -150,7 +172,8 @@ class Epoch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if told != resume.epoch and not resume.is_boundary:
+        is_inside = not resume.is_boundary and (resume.position or resume.above)  # else: nothing of it was handed out
+        if told != resume.epoch and is_inside:
             raise ValueError(
                 f"StageLoader: the loaded state is inside epoch {resume.epoch}, but the sampler was set to {told}. "
                 f"Call set_epoch({resume.epoch}) to finish that one, or load no state to begin epoch {told}."
@@ -240,16 +263,6 @@ class Epoch:
             batch_size = self.sampling.batch_size or 1
             num_local = -(-num_local // batch_size) * batch_size
         return min(self.start + num_local * self.num_replicas, self.num_total)
-
-
-@contextmanager
-def _undone(generator: torch.Generator):
-    """What is drawn inside was drawn before, by the run that goes on."""
-    state = generator.get_state()
-    try:
-        yield
-    finally:
-        generator.set_state(state)
 
 
 def peeking(indices: Any) -> Callable[[], Callable[[], bool] | None]:

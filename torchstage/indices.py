@@ -42,6 +42,7 @@ class Indices:
                 self._places = self._fresh()
                 if self._sampling.epoch != number:  # it counts its epochs itself
                     epoch.number = number
+            epoch.note_sampler_s_draws()
 
     def __iter__(self) -> "Indices":
         return self
