@@ -26,3 +26,9 @@ def test_swapping_the_class_gives_the_same_batches_and_losses(tmp_path):
     num_photographs = len(list((patches / "train").iterdir()))
     assert num_photographs >= 8
     assert len(list(patches.glob("*/*/*.jpg"))) == num_photographs * (12 + 4)
+
+
+def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been():
+    printed = run_example("02_resume.py", "--quick")
+    assert re.search(r"killed, num_workers=2: +steps 1 to \d+, in epoch 2", printed), printed
+    assert re.search(r"Same batches and losses: yes \(18 steps", printed), printed
