@@ -16,13 +16,14 @@ from torchstage.marks import Mark
 class Cut:
     """A batch that a lane is asked for, and where the lane is once it has made it."""
 
-    __slots__ = ("has_ended", "has_state", "index", "is_last", "lane", "mark")
+    __slots__ = ("has_ended", "has_failed", "has_state", "index", "is_last", "lane", "mark")
 
     def __init__(self, index: Any, lane: int) -> None:
         self.index = index
         self.lane = lane
         self.mark: Mark | None = None  # None: as far after the last one as there are batches since
         self.has_ended = False  # whether there was no such batch, nor will be
+        self.has_failed = False  # to get to where it was to go on: it is as far as before
         self.is_last = False  # whether the dataset ended inside it
         self.has_state = False  # whether the dataset can tell where it is
 

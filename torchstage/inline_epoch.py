@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from torchstage.draws import OF_PROCESS, PROCESS, States, text_of
-from torchstage.errors import warn_user
 from torchstage.marks import Mark, Reader, Start
-from torchstage.reader_state import ADVICE, INLINE, Resume, state_with
+from torchstage.reader_state import INLINE, Resume, state_with
+from torchstage.replay import Replay
 from torchstage.scope_states import Texts
 from torchstage.seeds import set_state, state_of
 
@@ -54,6 +54,7 @@ class InlineEpoch:
         elif isinstance(latest, InlineEpoch) and latest.is_over and known is self.reader:
             self.start = Start(latest.between())
         self.has_state = self.start is not None and self.start.has_state
+        self.replay = Replay([0 if self.start is None else self.start.num_since], [self.has_state])
         self.base_seed: int | None = None if resume is None else resume.base_seed
         self.texts: Texts | None = None  # of a reader with generators of its own
         self.opening: Mark | None = None
@@ -73,20 +74,16 @@ class InlineEpoch:
         return self.reader.opening(None, THE_DATASET) if known is None else known
 
     @property
-    def num_again(self) -> int:
-        """Batches to be made once more."""
-        return 0 if self.start is None else self.start.num_since
+    def is_pending(self) -> bool:
+        """Whether a state was loaded, and nothing handed out since."""
+        return self.resume is not None and self.num_batches == self.resume.num_batches and not self.is_finished
 
     def begin(self) -> None:
         """The first batch is asked for."""
         if self.is_started:
             return
         self.is_started = True
-        if self.num_again:
-            warn_user(
-                f"StageLoader: the dataset has no state, so {self.num_again} batches that were handed out before are "
-                f"read once more to get to where the loaded state is. {ADVICE}"
-            )
+        self.replay.begin()
 
     # States -----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,6 @@ class Told:
     def _follow(self, epoch: InlineEpoch) -> None:
         self._epoch = epoch
         self._may_have_mistaken = False  # the dataset, the end of the last epoch for the beginning of this one
-        self._num_again = epoch.num_again
         epoch.look = weakref.WeakMethod(self._look)
 
     def _begin_at(self, make: Callable[[], Any]) -> Any:
@@ -52,24 +51,39 @@ class Told:
         """What the dataset gives next, after what is to be given once more was."""
         epoch = self._epoch
         epoch.begin()
+        is_ready = False
         try:
             if epoch.is_over:
                 raise StopIteration
             if self._dataset_fetcher is None:
                 self._open()
-            if self._num_again:
-                num_again, self._num_again = self._num_again, 0
-                with self._as_before():
-                    _replay(make, num_again)
+            self._replay(make)
+            is_ready = True
             batch = self._after_a_mistake(make)
         except StopIteration:
             epoch.is_finished = epoch.reader.is_between = True
             raise
         except Exception:  # it comes in the place of the batch
-            epoch.num_batches += 1
+            epoch.num_batches += is_ready
             raise
         epoch.num_batches += 1
         return batch
+
+    def _replay(self, make: Callable[[], Any]) -> None:
+        """Make the batches once more that were handed out before."""
+        replay = self._epoch.replay
+        if not replay.num_left():
+            return
+        with self._as_before():
+            while replay.num_left():
+                try:
+                    make()
+                except StopIteration:
+                    raise replay.too_few("the dataset") from None
+                except Exception:  # it was handed out, too
+                    pass
+                replay.made()
+                replay.attend()
 
     def _after_a_mistake(self, make: Callable[[], Any]) -> Any:
         may_have_mistaken, self._may_have_mistaken = self._may_have_mistaken, False
@@ -117,17 +131,6 @@ class Told:
         epoch = getattr(self, "_epoch", None)  # None: it failed before it had one
         if epoch is not None and epoch.is_started and not epoch.is_finished and not sys.is_finalizing():
             epoch.left = self._look()
-
-
-def _replay(make: Callable[[], Any], num_batches: int) -> None:
-    """What these raised was handed out, too."""
-    for _ in range(num_batches):
-        try:
-            make()
-        except StopIteration:
-            return
-        except Exception:
-            continue
 
 
 class InlineReader(Told, _Single):

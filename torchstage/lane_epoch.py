@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 from torchstage.cuts import Cut, Opening
-from torchstage.errors import warn_user
 from torchstage.marks import Mark, Start
-from torchstage.reader_state import ADVICE, LANES, Resume, drawing_base_seed, follow, num_readers, state_with
+from torchstage.reader_state import LANES, Resume, drawing_base_seed, follow, num_readers, state_with
+from torchstage.replay import Replay
 from torchstage.scope_states import Texts
 
 if TYPE_CHECKING:
@@ -58,8 +58,15 @@ class LaneEpoch:
         self.openings = [Opening() for _ in range(num_readers(loader))]
         self._starts = _starts(resume, previous, len(self.openings))
         self._lanes = [_Lane() if start is None else _of_start(start) for start in self._starts]
+        known = [(0, True) if start is None else (start.num_since, start.has_state) for start in self._starts]
+        self.replay = Replay(*zip(*known, strict=True))
         if previous is not None and previous.is_finished and resume is None:
             self._lanes = [_at_end(lane) for lane in previous._lanes]
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a state was loaded, and nothing handed out since."""
+        return self.resume is not None and self.num_batches == self.resume.num_batches and not self.is_finished
 
     def drawing_base_seed(self, generator: torch.Generator | None) -> AbstractContextManager[None]:
         return drawing_base_seed(self._stream, self.base_seed, generator)
@@ -83,23 +90,20 @@ class LaneEpoch:
         """The first batch is asked for. ``is_live``: whether the lanes may still do what they are told."""
         self._is_live = is_live
         self.is_started = True
-        num_again = sum(lane.num_since for lane in self._lanes if not lane.has_state)
-        if num_again:
-            warn_user(
-                f"StageLoader: the dataset has no state, so {num_again} batches that were handed out before are read "
-                f"once more to get to where the loaded state is. {ADVICE}"
-            )
+        self.replay.begin()
 
     def hand_out(self, cut: Cut) -> None:
         """The caller gets this batch, the error in its place, or the next lane's batch if there is none."""
         lane = self._lanes[cut.lane]
+        if not cut.has_ended:
+            self.num_batches += not cut.has_failed
+            self.next_lane = (cut.lane + 1) % len(self._lanes)
+        if cut.has_failed:  # a later state is to have it go on from there once more
+            return
         lane.has_state = lane.has_state or cut.has_state
         lane.num_since += 1
         if cut.mark is not None or cut.has_ended or cut.is_last:
             lane.mark, lane.num_since, lane.has_ended = cut.mark or lane.mark, 0, cut.has_ended or cut.is_last
-        if not cut.has_ended:
-            self.num_batches += 1
-            self.next_lane = (cut.lane + 1) % len(self._lanes)
 
     def finish(self) -> None:
         """Every batch was handed out."""

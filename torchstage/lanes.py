@@ -184,7 +184,9 @@ class LaneIterator(ThreadedIterator):
         epoch = self._readers
         is_kept = bool(cast(Any, self)._persistent_workers)
         readings = [
-            Reading(lane, opener, again, opening, start, num_steps=epoch.num_steps, is_kept=is_kept)
+            Reading(
+                lane, opener, again, opening, start, num_steps=epoch.num_steps, replay=epoch.replay, is_kept=is_kept
+            )
             for lane, opening, start in zip(self._lanes, epoch.openings, epoch.starts(), strict=True)
         ]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
@@ -203,6 +205,7 @@ class LaneIterator(ThreadedIterator):
         return _BaseDataLoaderIter.__next__(self)  # it warns of batches beyond the length that was told
 
     def _attend(self) -> float:
+        self._readers.replay.attend()
         return PERIOD_SECONDS
 
     def _next_data(self) -> Any:

@@ -166,6 +166,11 @@ class StageLoader(DataLoader[T_co]):
                 add_note(error, f"torchstage: the dataset, a {type(dataset).__name__}, has length 0")
             raise
 
+    def __iter__(self) -> Any:
+        if self._epoch is not None and self._epoch.is_pending and isinstance(self.dataset, IterableDataset):
+            self._iterator = None  # readers that are kept have read on; new ones begin where the state was saved
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
         iterator = self._new_iterator()
         self._live.add(iterator)
@@ -204,7 +209,7 @@ class StageLoader(DataLoader[T_co]):
 
     def _next_lane_epoch(self) -> int:
         """The number of the epoch that readers begin, or go on with."""
-        resume: Any = None if self._epoch is None or self._epoch.is_started else self._epoch.resume
+        resume: Any = self._epoch.resume if self._epoch is not None and self._epoch.is_pending else None
         if resume is not None:
             self._num_lane_epochs = resume.num_epochs - (resume.base_seed is not None)
         self._num_lane_epochs += 1
@@ -296,7 +301,7 @@ class StageLoader(DataLoader[T_co]):
         Costs nothing while it is not called; ``docs/resume.md`` says what is exact and what is in it.
         """
         epoch = self._epoch
-        if epoch is not None and epoch.resume is not None and not epoch.is_started:
+        if epoch is not None and epoch.is_pending:
             return copy.deepcopy(epoch.resume.raw)
         if isinstance(self.dataset, IterableDataset):
             return state_of_readers(self, epoch)
@@ -310,7 +315,6 @@ class StageLoader(DataLoader[T_co]):
         refuse_others(state_dict)
         if isinstance(self.dataset, IterableDataset):
             self._epoch = readers_loaded(self, state_dict)
-            self._iterator = None  # readers that are kept have read on; new ones begin where the state was saved
         else:
             self._epoch = loaded(self, state_dict)
 
@@ -328,7 +332,7 @@ class StageLoader(DataLoader[T_co]):
     def new_reader_epoch(self, make: Callable[[Any, Any], Any]) -> Any:
         """The same for an iterable dataset: made by ``make(resume, latest)``."""
         latest: Any = self._epoch
-        resume = latest.resume if latest is not None and not latest.is_started else None
+        resume = latest.resume if latest is not None and latest.is_pending else None
         self._epoch = epoch = make(resume, latest)
         return epoch
 

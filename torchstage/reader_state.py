@@ -29,10 +29,6 @@ ALLOWED = (
     "What may change: prefetch_factor, persistent_workers, in_order, timeout, snapshot_every_n_steps, device, "
     "pin_memory. num_workers (or lanes), batch_size, drop_last and seed say who has read what, and must stay."
 )
-ADVICE = (
-    "Give the dataset (or its iterator) state_dict() and load_state_dict(), as "
-    "torchdata.stateful_dataloader.Stateful has them, and the next one goes on at once."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,7 @@ class Pending:
     """A loaded state that no iterator has taken yet."""
 
     is_started = False
+    is_pending = True
 
     def __init__(self, resume: Resume) -> None:
         self.resume = resume

@@ -19,6 +19,7 @@ from torchstage.cuts import Cut, Opening
 from torchstage.engine.ticket import Chain, simple_chain
 from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
+from torchstage.replay import Replay
 from torchstage.scope_states import Watch
 
 # torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds a data pipe.
@@ -63,9 +64,11 @@ class Reading:
         start: Start | None = None,
         *,
         num_steps: int = 1,
+        replay: Replay | None = None,
         is_kept: bool = False,
     ) -> None:
-        """``num_steps``: batches between two marks, 0: there are none. ``is_kept``: the lane may read another epoch."""
+        """``num_steps``: batches between two marks, 0: there are none. ``replay``: of all lanes of the epoch.
+        ``is_kept``: the lane may read another epoch."""
         self.has_ended = start is not None and start.has_ended
         self.lane = lane
         self._open_fetcher = partial(open_fetcher, lane.dataset)
@@ -73,6 +76,8 @@ class Reading:
         self._opening = opening
         self._start = start
         self._num_steps = num_steps
+        self._replay = replay
+        self._has_failed = False  # to get to where it was to go on
         self._is_kept = is_kept
         self._where = f"lane {lane.number}"
         self._fetcher: Any = None
@@ -83,33 +88,32 @@ class Reading:
         self._cut: Cut | None = None
         self._num_samples = self._num_batches = self._num_marked = 0
 
-    def replay(self, again: Callable[[Any], Any], index: Any) -> None:
+    def replay(self, again: Callable[[Any], Any], cut: Cut) -> None:
         """Make the batches once more that were handed out since the mark that the lane goes on from. Before the first.
 
         What they raised was handed out, too.
         """
-        num_batches = 0 if self._start is None else self._start.num_since
-        if self._fetcher is None and not self.has_ended and num_batches:
-            self._fetcher = self._open()
-            for _ in range(num_batches):
-                try:
-                    again(Cut(index, self.lane.number))
-                except LaneEnded:
-                    break
-                except Exception:
-                    continue
+        replay, number = self._replay, self.lane.number
+        if replay is None or self._fetcher is not None or self.has_ended or not replay.num_left(number):
+            return
+        self._open_for(cut)
+        while replay.num_left(number):
+            try:
+                again(Cut(cut.index, number))
+            except LaneEnded:
+                self._has_failed = cut.has_failed = True
+                raise replay.too_few(self._where, number) from None
+            except Exception:  # it was handed out, too
+                pass
+            replay.made(number)
 
     def fetch(self, cut: Cut) -> Any:
         """The samples of the next batch, not collated. Raises LaneEnded, or what the dataset raises."""
-        cut.has_ended = self.has_ended
+        cut.has_ended, cut.has_failed = self.has_ended, self._has_failed
         if self.has_ended:
             raise LaneEnded
         if self._fetcher is None:
-            try:
-                self._fetcher = self._open()
-            except BaseException:
-                cut.has_ended = self._start is None  # else it may be begun once more from there
-                raise
+            self._open_for(cut)
         self._cut = cut
         cut.has_state = self._has_state
         try:
@@ -159,6 +163,14 @@ class Reading:
         if is_due and self._has_state:
             cut.mark = self._mark(self._fetcher)
             self._num_marked = self._num_batches
+
+    def _open_for(self, cut: Cut) -> None:
+        try:
+            self._fetcher = self._open()
+        except BaseException:
+            cut.has_ended = self._start is None  # else it may be begun once more from there
+            self._has_failed = cut.has_failed = self._start is not None
+            raise
 
     def _open(self) -> Any:
         lane, start = self.lane, self._start
@@ -272,7 +284,7 @@ def chain_of(
         collate_batch([fetch(cut)], (cut.index,))
 
     def fetch_on(cut: Cut) -> Any:
-        reading.replay(again, cut.index)
+        reading.replay(again, cut)
         return fetch(cut)
 
     def marked(batch: Any, indices: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchstage.errors import warn_user
 from torchstage.marks import keeper_of
-from torchstage.reader_state import ADVICE, WORKERS, Resume, drawing_base_seed, follow, state_with
+from torchstage.reader_state import WORKERS, Resume, drawing_base_seed, follow, state_with
+from torchstage.replay import Replay
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -42,9 +42,14 @@ class WorkerEpoch:
         self.base_seed = None if resume is None else resume.base_seed
         self.shared_seed = None if resume is None else resume.shared_seed
         self.num_batches = 0 if resume is None else resume.num_batches
-        self.num_again = 0 if resume is None or resume.own is not None else resume.num_batches
+        self.replay = Replay([0 if resume is None or resume.own is not None else resume.num_batches], [False])
         self._stream = loader.stream
         self._is_kept = bool(loader.persistent_workers)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a state was loaded, and nothing handed out since."""
+        return self.resume is not None and self.num_batches == self.resume.num_batches and not self.is_finished
 
     def drawing_base_seed(self, generator: torch.Generator | None) -> AbstractContextManager[None]:
         return drawing_base_seed(self._stream, self.base_seed, generator)
@@ -62,11 +67,7 @@ class WorkerEpoch:
         if self.is_started:
             return
         self.is_started = True
-        if self.num_again:
-            warn_user(
-                f"StageLoader: the dataset has no state, so {self.num_again} batches that were handed out before are "
-                f"read once more to get to where the loaded state is. {ADVICE}"
-            )
+        self.replay.begin()
 
     def hand_out(self) -> None:
         """The caller gets the next batch, or the error in its place."""

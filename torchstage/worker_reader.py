@@ -21,6 +21,7 @@ from torchstage.inline_epoch import InlineEpoch
 from torchstage.lane_epoch import LaneEpoch
 from torchstage.marks import keeper_of
 from torchstage.reader_state import INLINE, LANES, kind_of
+from torchstage.replay import fewer_than
 from torchstage.worker_epoch import WorkerEpoch
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class _Seeded(_BaseDataLoaderIter):
 class Workers(_Processes, _Seeded):
     """torch's own worker processes."""
 
+    _rcvd_idx: int
+
     def __init__(self, loader: "StageLoader[Any]", home: "StageLoader[Any]") -> None:
         epoch = self._epoch = _new_epoch(home)
-        self._num_again = epoch.num_again
         with epoch.drawing_base_seed(cast(Any, home).generator):
             _Processes.__init__(self, loader)
         self._num_yielded = epoch.num_batches
@@ -82,16 +84,19 @@ class Workers(_Processes, _Seeded):
         self._epoch.seeds(self._base_seed, self._shared_seed)
 
     def _next_data(self) -> Any:
-        if self._num_again:
-            num_again, self._num_again = self._num_again, 0
-            self._epoch.begin()
-            for _ in range(num_again):
-                try:
-                    _Processes._next_data(self)
-                except StopIteration:
-                    break
-                except Exception:  # it was handed out, too
-                    continue
+        self._epoch.begin()
+        replay = self._epoch.replay
+        while replay.num_left():
+            num_received = self._rcvd_idx
+            try:
+                _Processes._next_data(self)
+            except StopIteration:
+                raise replay.too_few("the worker processes together") from None
+            except Exception:
+                if self._rcvd_idx == num_received:  # nothing came: a worker died, or is late
+                    raise
+            replay.made()
+            replay.attend()
         return _handed_out(self._epoch, partial(_Processes._next_data, self))
 
 
@@ -109,8 +114,17 @@ class StatefulWorkers:
         if own is not None:
             self._loader.load_state_dict(copy.deepcopy(own["torchdata"]))
         with epoch.drawing_base_seed(cast(Any, home).generator):
-            self._iterator = iter(self._loader)
+            self._iterator = self._started(own)
         self._follow(set() if own is None else set(own["ended"]))
+
+    def _started(self, own: dict[str, Any] | None) -> Any:
+        """torchdata's iterator, which reads what was handed out since its workers told their states once more."""
+        try:
+            return iter(self._loader)
+        except StopIteration:
+            num_again = 0 if own is None else own["torchdata"]["_steps_since_snapshot"]
+            words = "the worker processes together"
+        raise fewer_than(words, num_again)
 
     def _follow(self, ended: set[int]) -> None:
         epoch = self._epoch

@@ -257,7 +257,8 @@ def test_an_error_of_load_state_dict_comes_in_the_place_of_the_lane_s_batch_and_
             raise KeyError("lost")
 
     with StageLoader(Broken(), num_workers=2) as loader:
-        next(iter(loader))
+        iterator = iter(loader)  # while it is there, each lane tells where it began
+        next(iterator)
         state = loader.state_dict()
     with StageLoader(Broken(), num_workers=2) as again:
         again.load_state_dict(state)
