@@ -40,7 +40,7 @@ FLOOR_1 = {
     "sites": {"copies", "elsewhere", "line", "threads"},
     "elsewhere": {"coroutines", "order", "rng", "seeds", "errors"},
     "first": set(),
-    "reading": {"collate", "copies", "cuts", "marks", "plan", "rng", "scope_states", "threads"},
+    "reading": {"collate", "copies", "cuts", "marks", "plan", "replay", "rng", "scope_states", "threads"},
     "collate": {"buffers", "errors"},
     "buffers": set(),
     "budget": set(),
@@ -52,6 +52,7 @@ FLOOR_1 = {
     # Where an epoch is, and how to go on there.
     "reader_state": {"draws", "marks"},
     "cuts": {"marks"},
+    "replay": {"errors"},
     "marks": {"draws", "errors", "scope_states"},
     "scope_states": {"draws", "rng", "seeds"},
     "state": {"draws", "epoch", "sampling"},

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fake_accelerator import FakeAccelerator
 
+from torchstage import StageLoader
 from torchstage import streams as streams_module
 from torchstage.streams import Plain, streams_of
 from torchstage.transfer import Transfer, explain_fork
@@ -84,3 +85,18 @@ def test_the_error_of_cuda_in_a_forked_process_tells_what_to_do():
     other = RuntimeError("CUDA error")
     explain_fork(other, [1])
     assert not hasattr(other, "__notes__")
+
+
+class UsesCudaInAProcess:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+
+
+def test_a_dataset_that_uses_cuda_in_a_worker_process_is_told_so():
+    loader = StageLoader(UsesCudaInAProcess(), num_workers=1, multiprocessing_context="fork")
+    with loader, pytest.raises(RuntimeError, match="re-initialize CUDA") as caught:
+        next(iter(loader))
+    assert "give device='cuda'" in caught.value.__notes__[0]

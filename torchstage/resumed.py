@@ -13,6 +13,7 @@ import torch
 
 from torchstage.epoch import peeking
 from torchstage.indices import Indices
+from torchstage.transfer import explain_fork
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -58,9 +59,9 @@ class Resumed:
         """Count what the iterator hands out."""
         self._base_seed = self.epoch.base_seed = iterator._base_seed
         self._is_ordered = getattr(iterator, "_in_order", True)
-        iterator._next_data = partial(self._counted, next_data_of(iterator))
+        iterator._next_data = partial(self._counted, next_data_of(iterator), iterator._dataset)
 
-    def _counted(self, next_data: Callable[[], Any]) -> Any:
+    def _counted(self, next_data: Callable[[], Any], dataset: Any) -> Any:
         epoch = self.epoch
         epoch.is_started = True
         epoch.is_ordered = self._is_ordered
@@ -69,7 +70,8 @@ class Resumed:
         except StopIteration:
             epoch.is_over = True
             raise
-        except Exception:  # it comes in the place of the batch
+        except Exception as error:  # it comes in the place of the batch
+            explain_fork(error, dataset)
             epoch.position.hand_out_next()
             raise
         epoch.position.hand_out_next()
