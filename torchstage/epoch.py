@@ -68,6 +68,7 @@ class Epoch:
         self.is_started = False  # whether a batch was asked for
         self.is_exhausted = False  # whether the sampler has no more
         self.is_over = False  # whether the caller was told so
+        self.was_left = False  # whether that is known by its length alone: its iterator is gone
         self.is_broken = False  # whether it failed when it was last asked
         self.is_ordered = True  # whether it is known which batches were handed out
         # Whether other ranks may be at other places: then its state is one rank's own.
@@ -94,6 +95,7 @@ class Epoch:
         self.snapshot_of_start: Snapshot | None = None
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
         self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
+        self.before_iter: States | None = None  # of all generators, unless the iterator is one that was kept
         self._window = ExitStack()  # while the base seed is drawn
         self._before: tuple[torch.Generator, torch.Tensor] | None = None  # a generator as it was before that
         self._drawn_by_iter: tuple[_Mark, _Mark] | None = None
@@ -107,6 +109,7 @@ class Epoch:
     @contextmanager
     def drawing_base_seed(self, generator: torch.Generator | None) -> Generator[None]:
         """Around the draw of torch's base seed, once for an iterator."""
+        self.before_iter = {**self.sampling.own_states(), **self.stream.states(self.sampling.kinds)}
         before = self._mark()
         with self._window:
             self._window.enter_context(
@@ -215,7 +218,7 @@ class Epoch:
             if peek is not None:
                 peek()
             elif num_left is not None:
-                self.is_exhausted = True
+                self.is_exhausted = self.was_left = True
         return self.is_exhausted and not self.is_broken
 
     def _num_left(self) -> int | None:

@@ -80,6 +80,11 @@ class Sampling:
         return type(self.sampler) is RandomSampler or not self.is_known  # once more at its end
 
     @property
+    def draws_at_its_end(self) -> bool:
+        """Whether it is known to draw from a generator of its own once more, after the last index."""
+        return type(self.sampler) is RandomSampler and _is_generator(self.sampler.generator)
+
+    @property
     def epoch(self) -> int | None:
         """The number that the sampler has for its epoch, as ``set_epoch`` sets it; None: it has none."""
         return next((int(owner.epoch) for owner in self.with_epochs), None)

@@ -8,6 +8,7 @@ with what differs and what may differ.
 """
 
 import copy
+from collections import deque
 from dataclasses import replace
 from typing import Any, cast
 
@@ -40,15 +41,30 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
         return copy.deepcopy(epoch.resume.raw)
     sampling = Sampling.of(loader) if epoch is None else epoch.sampling
     # The sampler may draw for the last time when it is asked whether it has more.
-    is_boundary = epoch is None or epoch.is_finished()
+    is_boundary = epoch is None or not epoch.has_begun or epoch.is_finished()
     kinds = sampling.kinds if epoch is None or is_boundary else epoch.drawn
     now = {**sampling.own_states(), **loader.stream.states(kinds)}
+    if epoch is not None and epoch.was_left and sampling.draws_at_its_end:
+        now |= _own_states_at_the_end(sampling, epoch)
+    if epoch is not None and not epoch.has_begun:  # as if its iterator had not been made: the next one draws the same
+        now = epoch.before_iter or epoch.begun or now
     state = _boundary(loader, sampling, epoch) if epoch is None or is_boundary else _inside(sampling, epoch, now)
     fingerprint = fingerprint_of(loader, sampling) if epoch is None or state["is_boundary"] else epoch.fingerprint
     if fingerprint is None:
         assert epoch is not None
         fingerprint = epoch.fingerprint = fingerprint_of(loader, sampling, epoch.length)
     return {"version": VERSION, "kind": MAP, **state, "generators_now": now, "fingerprint": dict(fingerprint)}
+
+
+def _own_states_at_the_end(sampling: Sampling, epoch: Epoch) -> States:
+    """Where the sampler's own generators would be if the loop had not been left at the last batch."""
+    real = sampling.own_states()
+    try:
+        sampling.restore(epoch.pulled)
+        deque(iter(sampling.sampler), maxlen=0)
+        return sampling.own_states()
+    finally:
+        sampling.restore(real)
 
 
 def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
@@ -78,6 +94,8 @@ def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str,
     number = sampling.epoch
     start = sampling.sampler.position if sampling.is_elastic else 0  # as its own start_at has it
     base_seed, repeat = loader.next_base_seed()
+    if epoch is not None and not epoch.has_begun:
+        base_seed, repeat = None if epoch.before_iter else base_seed, max(repeat - 1, 0)
     has_seed = loader.seed is not None or sampling.number("seed") is not None  # else the base seed is all there is
     has_state = callable(getattr(sampling.sampler, "state_dict", None)) and not sampling.is_elastic
     own = copy.deepcopy(sampling.sampler.state_dict()) if has_state else None

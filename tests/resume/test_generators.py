@@ -228,3 +228,25 @@ def test_to_ask_for_the_state_changes_no_draw(library: str) -> None:
         return batches
 
     assert run(asks=True) == run(asks=False)
+
+
+@pytest.mark.parametrize("case", [OF_TORCH["shuffled, full batches"], SAMPLERS["shuffled"]], ids=["own", "process"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_is_left_at_the_last_batch_goes_on_like_one_that_is_not(case: Case, num_workers: int) -> None:
+    """torch's sampler draws once more from its generator, after the last index."""
+    reseed(1)
+    with case.new(num_workers=num_workers) as loader:
+        expected = [[plain(batch) for batch in loader] for _ in range(2)]
+    reseed(1)
+    with case.new(num_workers=num_workers) as loader:
+        for number, _ in enumerate(loader):
+            if number == len(loader) - 1:
+                break
+        before = of_process()
+        state = loader.state_dict()
+        assert of_process() == before
+    assert state["is_boundary"]
+    reseed(2)
+    with case.new(num_workers=num_workers) as loader:
+        loader.load_state_dict(state)
+        assert [plain(batch) for batch in loader] == expected[1]

@@ -39,7 +39,7 @@ def elastic(**arguments: Any) -> StageLoader[Any]:
     return StageLoader(dataset, 3, sampler=ElasticSampler(dataset, 1, 0), seed=3, **arguments)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The process was killed."""
 
 
@@ -52,7 +52,7 @@ class Killed(Recorder):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if len(self.seen) == self.num_steps:
-            raise Stopped
+            raise StoppedError
         return super().training_step(batch, batch_idx)
 
     def batches(self) -> list[tuple[int, Any]]:
@@ -65,7 +65,7 @@ def fit(model: Killed, loader: Any, folder: Path, checkpoint: Path | None = None
     if model.num_steps >= NUM_EPOCHS * 4 or checkpoint is not None:
         trainer.fit(model, loader, ckpt_path=checkpoint)
     else:
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trainer.fit(model, loader)
     return model
 

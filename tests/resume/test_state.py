@@ -56,6 +56,34 @@ def test_an_iterator_that_was_not_asked_for_a_batch_is_at_its_start(num_workers:
     assert rest_of(resumed(state, num_workers)) == [plain(batch) for batch in iterator]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2, "kept"])
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("sampler", ["at once", "own", "torch"])
+@pytest.mark.parametrize("seed", [3, None])
+def test_the_epochs_after_an_iterator_that_was_not_used_are_the_same(
+    num_workers: Any, batch_size: int | None, sampler: str, seed: int | None
+) -> None:
+    def make() -> StageLoader[Any]:
+        of = {"at once": custom.AtOnce("torch"), "own": custom.Own("torch", at_once=True), "torch": None}[sampler]
+        arguments: dict[str, Any] = {"shuffle": True} if of is None else {"sampler": of}
+        arguments |= {"num_workers": 2, "persistent_workers": True} if num_workers == "kept" else {}
+        dataset = Plain(11) if num_workers == 0 and seed is None else Drawing(11)
+        return StageLoader(dataset, batch_size, seed=seed, **{"num_workers": num_workers, **arguments})
+
+    for num_epochs in (0, 1, 2):
+        reseed(1)
+        with make() as loader:
+            for _ in range(num_epochs):
+                list(loader)
+            iterator = iter(loader)
+            state = loader.state_dict()
+            expected = [[plain(batch) for batch in iterator], rest_of(loader), rest_of(loader)]
+        reseed(2)
+        with make() as other:
+            other.load_state_dict(through_json(state))
+            assert [rest_of(other) for _ in expected] == expected, num_epochs
+
+
 @every_num_workers
 def test_it_counts_what_was_handed_out_not_what_was_made(num_workers: int) -> None:
     dataset = Watched(200)
