@@ -33,7 +33,8 @@ class Inside:
 
     mark: Mark
     has_state: bool  # whether the mark tells it
-    has_ended: bool  # whether the dataset has no more
+    has_ended: bool = False  # whether the dataset has no more
+    num_since: int = 0  # batches handed out after the mark
 
 
 class InlineEpoch:
@@ -45,6 +46,7 @@ class InlineEpoch:
         self.resume = resume
         self.is_started = False
         self.is_finished = False
+        self.is_torn = False  # whether reading was interrupted inside a batch, and the dataset is at none's beginning
         self.num_batches = 0 if resume is None else resume.num_batches
         known: Reader | None = getattr(latest, "reader", None)
         self.reader = known if known is not None and known.dataset is loader.dataset else Reader(loader.dataset)
@@ -78,6 +80,16 @@ class InlineEpoch:
         """Whether a state was loaded, and nothing handed out since."""
         return self.resume is not None and self.num_batches == self.resume.num_batches and not self.is_finished
 
+    def before(self) -> Inside:
+        """Where it is, told by where it began: what it was interrupted in is read once more, too."""
+        if self.start is not None and self.start.mark is not None:
+            num_new = self.num_batches - (0 if self.resume is None else self.resume.num_batches)
+            return Inside(self.start.mark, self.has_state, num_since=self.start.num_since + num_new)
+        is_known = self.opening is not None and self.opening.error is None
+        return Inside(
+            self.opening if is_known and self.opening else Mark(0), self.has_state, num_since=self.num_batches
+        )
+
     def begin(self) -> None:
         """The first batch is asked for."""
         if self.is_started:
@@ -100,7 +112,7 @@ class InlineEpoch:
             end = self.between() if self.is_over else self.reader.mark(None, 0, None, THE_DATASET)
             is_new = not self.is_started  # it may have no state before it is read for the first time
             is_told = end.dataset is not None or (end.error is not None and not is_new)
-            readers = [self._told(Inside(end, True, False))] if is_told else None
+            readers = [self._told(Inside(end, True))] if is_told else None
             return state_with(loader, INLINE, is_boundary=True, num_epochs=num_epochs, readers=readers)
         look = self.look()
         inside = self.left if look is None else look()
@@ -118,8 +130,8 @@ class InlineEpoch:
         if mark.error is not None:
             raise mark.error
         return {
-            "num_batches": mark.num_batches if is_exact else 0,
-            "num_since": 0 if is_exact or self.is_finished else self.num_batches,
+            "num_batches": mark.num_batches,
+            "num_since": inside.num_since,
             "has_ended": inside.has_ended,
             "has_state": inside.has_state,
             "dataset": mark.dataset,

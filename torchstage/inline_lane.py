@@ -59,8 +59,7 @@ class InlineLane(Told, _BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         with rng.drawing_from(self._scope):
-            batch = self._told(self._made)
-        return batch if self._pin is None else self._pin(batch, ())
+            return self._told(self._made)
 
     def _open(self) -> None:
         self._dataset_fetcher = self._begin_at(self._new_fetcher)
@@ -69,7 +68,8 @@ class InlineLane(Told, _BaseDataLoaderIter):
             draws_into(self._scope, start.mark.draws, self._epoch.base_seed or 0, 0)
 
     def _made(self) -> Any:
-        return self._dataset_fetcher.fetch(cast(Any, self)._next_index())
+        batch = self._dataset_fetcher.fetch(cast(Any, self)._next_index())
+        return batch if self._pin is None else self._pin(batch, ())
 
     def _new_fetcher(self) -> Any:
         arguments = self._auto_collation, self._collate_fn, self._drop_last

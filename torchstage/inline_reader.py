@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _Single: Any = vars(torch_dataloader)["_SingleProcessDataLoaderIter"]
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
 
+INTERRUPTED = (
+    "StageLoader: this iterator was interrupted on its way to where the loaded state is. Call iter(loader) for a new "
+    "one, for which the state counts."
+)
+
 
 class Told:
     """What an inline iterator does beside making batches: it begins where its epoch does, and tells where it is."""
@@ -61,12 +66,17 @@ class Told:
             is_ready = True
             batch = self._after_a_mistake(make)
         except StopIteration:
-            epoch.is_finished = epoch.reader.is_between = True
+            if not epoch.is_torn:  # a generator that was interrupted seems to be at its end
+                epoch.is_finished = epoch.reader.is_between = True
             raise
         except Exception:  # it comes in the place of the batch
             epoch.num_batches += is_ready
             raise
+        except BaseException:  # Ctrl-C: no batch came
+            epoch.is_torn = self._dataset_fetcher is not None
+            raise
         epoch.num_batches += 1
+        epoch.is_torn = False
         return batch
 
     def _replay(self, make: Callable[[], Any]) -> None:
@@ -74,6 +84,8 @@ class Told:
         replay = self._epoch.replay
         if not replay.num_left():
             return
+        if self._epoch.is_torn:
+            raise RuntimeError(INTERRUPTED)
         with self._as_before():
             while replay.num_left():
                 try:
@@ -114,18 +126,20 @@ class Told:
         """Where it is now."""
         epoch, fetcher = self._epoch, self._dataset_fetcher
         if fetcher is None:  # nobody has asked for a batch
-            return Inside(epoch.between(), True, False)
+            return Inside(epoch.between(), True)
+        if epoch.is_torn:
+            return epoch.before()
         iterator, opening = fetcher.dataset_iter, epoch.opening
         if not epoch.num_batches and not has_state(iterator) and opening is not None and opening.error is None:
-            return Inside(opening, epoch.has_state, False)
+            return Inside(opening, epoch.has_state)
         has_ended = bool(fetcher.ended) or getattr(iterator, "gi_frame", self) is None  # a generator after an error
         if epoch.is_over:
             return Inside(epoch.between(), epoch.has_state, True)
         if not epoch.has_state:
-            return Inside(Mark(0), False, has_ended)
+            return Inside(Mark(0), False, has_ended, 0 if has_ended else epoch.num_batches)
         if has_ended:
             return Inside(epoch.reader.mark(None, 0, None, THE_DATASET), True, True)
-        return Inside(epoch.reader.mark(fetcher, epoch.num_batches, self._draws(), THE_DATASET), True, False)
+        return Inside(epoch.reader.mark(fetcher, epoch.num_batches, self._draws(), THE_DATASET), True)
 
     def __del__(self) -> None:
         epoch = getattr(self, "_epoch", None)  # None: it failed before it had one
