@@ -4,8 +4,8 @@ Guarantees: a warning says how many they are before it begins, and how long it w
 there are fewer of them this time is an error.
 """
 
-import time
 from collections.abc import Sequence
+from time import monotonic
 
 from torchstage.errors import warn_user
 
@@ -32,7 +32,7 @@ class Replay:
 
     def begin(self) -> None:
         """The first batch is asked for."""
-        self._began = time.monotonic()
+        self._began = monotonic()
         if self._num_stateless:
             warn_user(
                 f"StageLoader: the dataset has no state, so {self._num_stateless} batches that were handed out before "
@@ -50,7 +50,7 @@ class Replay:
         """Say how long it will take, if it is time to. Called while the consumer waits."""
         if not self._is_running:
             return
-        seconds = time.monotonic() - self._began
+        seconds = monotonic() - self._began
         if seconds < self._next_word_seconds:
             return
         done, total = sum(self._num_done), sum(self._num_batches)

@@ -1,13 +1,15 @@
 """What was handed out before is read once more: how long it takes, and what if there is less of it."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchstage import StageLoader
+from torchstage import StageLoader, replay
+from torchstage.replay import Replay
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -113,3 +115,81 @@ def test_the_lane_that_failed_is_where_it_was_and_the_others_go_on() -> None:
     with StageLoader(Uneven(20), batch_size=2, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert sorted(numbers(loader)) == [*range(12, 20), *range(106, 120)]
+
+
+# How long it takes -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings."""
+    words: list[str] = []
+    monkeypatch.setattr(replay, "warn_user", words.append)
+    return words
+
+
+def test_it_is_said_after_ten_seconds_and_then_each_time_that_twice_as_many_went_by(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0)
+    monkeypatch.setattr(replay, "monotonic", lambda: float(next(clock)))
+    known = Replay([100, 50], [False, False])
+    known.begin()
+    assert said[0].startswith("StageLoader: the dataset has no state, so 150 batches")
+    for _ in range(45):
+        known.made(0)
+        known.made(1)
+        known.attend()
+    assert said[1:] == [
+        "StageLoader: of 150 batches that were handed out before, 20 were read once more in 10 s; about 90 s are left.",
+        "StageLoader: of 150 batches that were handed out before, 40 were read once more in 20 s; about 80 s are left.",
+        "StageLoader: of 150 batches that were handed out before, 80 were read once more in 40 s; about 60 s are left.",
+    ]
+
+
+def test_nothing_is_said_of_a_reader_that_has_made_none_or_when_all_is_read(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(replay, "monotonic", lambda: float(next(clock)))
+    known = Replay([3, 1], [True, True])
+    known.begin()
+    known.made(0)
+    known.attend()
+    assert said == []
+    known.made(1)
+    known.attend()
+    assert len(said) == 1
+    known.made(0)
+    known.made(0)
+    known.attend()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("readers", ["inline", "a lane", "a process"])
+def test_whoever_waits_for_it_is_told(readers: str, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "FIRST_WORD_SECONDS", 0.0)
+    is_told = threading.Event()
+
+    def note(words: str) -> None:
+        said.append(words)
+        if words.startswith("StageLoader: of 8 batches"):
+            is_told.set()
+
+    monkeypatch.setattr(replay, "warn_user", note)
+
+    class Slow(Plain):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(self.length):
+                if number == 10 and threading.current_thread().name.startswith("torchstage"):
+                    assert is_told.wait(20)
+                yield number
+
+    is_told.set()
+    state = state_after(8, Slow(20), **READERS[readers])
+    is_told.clear()
+    with StageLoader(Slow(20), batch_size=2, **READERS[readers]) as loader:
+        loader.load_state_dict(state)
+        assert numbers(loader) == [16, 17, 18, 19]
+    assert is_told.is_set()
+    assert "were read once more in 0 s; about 0 s are left" in said[1]
