@@ -83,7 +83,8 @@ class StageLoader(DataLoader[T_co]):
         sample_rng: whether random calls in loader threads draw from the sample's own generators. False: from the
             process's generators, which threads then race for.
         snapshot_every_n_steps: iterable datasets with a ``state_dict``: it is called for every n-th batch of each
-            reader. Of map-style datasets nothing is kept, and this changes nothing.
+            reader; a resume reads up to n - 1 batches of each once more. 0 or None: never; a resume reads the epoch
+            once more. Of map-style datasets nothing is kept, and this changes nothing.
 
     Raises:
         ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.

@@ -99,6 +99,7 @@ EVERY: dict[str, Any] = {
     "isolation": "serial",
     "seed": 11,
     "sample_rng": False,
+    "snapshot_every_n_steps": 4,
 }
 
 
