@@ -20,7 +20,7 @@ demo: $(VENV)/installed-test
 	$(BIN)/python examples/01_drop_in.py
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
 lint: $(VENV)/installed-test
 	$(BIN)/python -m ruff check .
