@@ -82,7 +82,7 @@ class Sampling:
     @property
     def draws_at_its_end(self) -> bool:
         """Whether it is known to draw from a generator of its own once more, after the last index."""
-        return type(self.sampler) is RandomSampler and _is_generator(self.sampler.generator)
+        return type(self.sampler) is RandomSampler and _is_generator(cast(Any, self.sampler).generator)
 
     @property
     def epoch(self) -> int | None:
