@@ -12,6 +12,7 @@ from torchstage import StageLoader
 from .streams import (
     STATEFUL,
     OfDataset,
+    OfIterator,
     Plain,
     as_it_is,
     drawing,
@@ -24,7 +25,7 @@ from .streams import (
 AGAIN = "ignore:StageLoader. the dataset has no state:UserWarning"
 
 WAYS: dict[str, dict[str, Any]] = {
-    "one lane": {"num_workers": 1},
+    "one lane": {"num_workers": 1, "batch_size": 3},
     "two lanes": {"num_workers": 2, "batch_size": 2},
     "three lanes": {"num_workers": 3, "batch_size": 4, "drop_last": True},
     "four lanes": {"num_workers": 4, "batch_size": None},
@@ -40,8 +41,13 @@ def made(dataset: Any, **arguments: Any) -> StageLoader[Any]:
     return StageLoader(dataset(), **{"collate_fn": as_it_is, **arguments})
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dataset", STATEFUL)
+# Of four lanes each sample is a place to be interrupted at: 63 runs for each dataset, so two of them must do.
+CASES = [
+    (dataset, way) for dataset in STATEFUL for way in WAYS if way != "four lanes" or dataset in (OfDataset, OfIterator)
+]
+
+
+@pytest.mark.parametrize(("dataset", "way"), CASES)
 def test_interrupted_everywhere(dataset: Any, way: str) -> None:
     interrupted_everywhere(partial(made, dataset, **WAYS[way]))
 

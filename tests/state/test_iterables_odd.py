@@ -359,8 +359,7 @@ def test_a_data_pipe_is_read_once_more_in_the_same_order(num_workers: int) -> No
         assert flat(again) == second
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(("num_workers", "is_kept"), [(0, False), (1, False), (3, False), (3, True)])
 def test_a_dataset_of_hugging_face(num_workers: int, is_kept: bool) -> None:
     datasets = pytest.importorskip("datasets")
 
