@@ -97,15 +97,19 @@ class Reading:
         if replay is None or self._fetcher is not None or self.has_ended or not replay.num_left(number):
             return
         self._open_for(cut)
-        while replay.num_left(number):
-            try:
-                again(Cut(cut.index, number))
-            except LaneEnded:
-                self._has_failed = cut.has_failed = True
-                raise replay.too_few(self._where, number) from None
-            except Exception:  # it was handed out, too
-                pass
-            replay.made(number)
+        try:
+            while replay.num_left(number):
+                try:
+                    again(Cut(cut.index, number))
+                except LaneEnded:
+                    raise replay.too_few(self._where, number) from None
+                except Exception:  # it was handed out, too
+                    pass
+                replay.made(number)
+        except BaseException:
+            self._has_failed = cut.has_failed = True
+            self.end()
+            raise
 
     def fetch(self, cut: Cut) -> Any:
         """The samples of the next batch, not collated. Raises LaneEnded, or what the dataset raises."""

@@ -87,17 +87,20 @@ class Workers(_Processes, _Seeded):
         self._epoch.begin()
         replay = self._epoch.replay
         while replay.num_left():
-            num_received = self._rcvd_idx
+            num_received = self._num_received()
             try:
                 _Processes._next_data(self)
             except StopIteration:
                 raise replay.too_few("the worker processes together") from None
             except Exception:
-                if self._rcvd_idx == num_received:  # nothing came: a worker died, or is late
+                if self._num_received() == num_received:  # nothing came: a worker died, or is late
                     raise
             replay.made()
             replay.attend()
-        return _handed_out(self._epoch, partial(_Processes._next_data, self))
+        return _handed_out(self._epoch, partial(_Processes._next_data, self), self._num_received)
+
+    def _num_received(self) -> int:
+        return self._rcvd_idx
 
 
 class StatefulWorkers:
@@ -145,7 +148,7 @@ class StatefulWorkers:
 
     def _next_data(self) -> Any:
         try:
-            return _handed_out(self._epoch, self._next_of_those_left)
+            return _handed_out(self._epoch, self._next_of_those_left, lambda: self._iterator._rcvd_idx)
         finally:
             self._epoch.own = self._own()
 
@@ -181,15 +184,17 @@ def _ended_inside(state: Any) -> set[int]:
     return {number for number, fetcher in enumerate(fetchers) if fetcher is not None and fetcher["fetcher_ended"]}
 
 
-def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any]) -> Any:
+def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any], num_received: Callable[[], int]) -> Any:
     epoch.begin()
+    num_before = num_received()
     try:
         batch = next_data()
     except StopIteration:
         epoch.is_finished = True
         raise
-    except Exception:  # it comes in the place of the batch
-        epoch.hand_out()
+    except Exception:
+        if num_received() > num_before:  # it comes in the place of the batch; else a worker died, or is late
+            epoch.hand_out()
         raise
     epoch.hand_out()
     return batch

@@ -99,7 +99,7 @@ def test_ctrl_c_inside_a_batch_loses_none_of_it(dataset: Any, is_dropped: bool, 
         del iterator
         gc.collect()
     state = through_a_file(loader.state_dict())
-    again = made(dataset)
+    again = made(dataset) if is_dropped else loader  # as in a notebook
     again.load_state_dict(state)
     assert again.state_dict() == state
     assert given + list(again) == whole

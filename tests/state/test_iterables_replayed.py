@@ -1,8 +1,10 @@
 """What was handed out before is read once more: how long it takes, and what if there is less of it."""
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +117,54 @@ def test_the_lane_that_failed_is_where_it_was_and_the_others_go_on() -> None:
     with StageLoader(Uneven(20), batch_size=2, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert sorted(numbers(loader)) == [*range(12, 20), *range(106, 120)]
+
+
+def test_a_worker_process_that_was_late_has_handed_out_nothing(tmp_path: Path) -> None:
+    may_go, pipe = tmp_path / "may_go", tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    class Late(Plain):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(self.length):
+                if number == 4 and not may_go.exists():
+                    pipe.read_text()
+                yield number
+
+    with StageLoader(Late(8), batch_size=2, timeout=2, **READERS["a process"]) as loader:
+        iterator = iter(loader)
+        assert numbers(itertools.islice(iterator, 2)) == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(iterator)
+        state = loader.state_dict()
+        may_go.touch()
+        pipe.write_text("")
+    with StageLoader(Late(8), batch_size=2, **READERS["a process"]) as loader:
+        loader.load_state_dict(state)
+        assert numbers(loader) == [4, 5, 6, 7]
+
+
+def test_a_lane_that_was_ended_while_it_read_once_more_hands_out_nothing_twice() -> None:
+    class Exiting(Plain):
+        is_armed = False
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(self.length):
+                if number == 5 and type(self).is_armed:
+                    type(self).is_armed = False
+                    raise SystemExit(3)
+                yield number
+
+    state = state_after(4, Exiting(20), num_workers=1)
+    Exiting.is_armed = True
+    with StageLoader(Exiting(20), batch_size=2, num_workers=1) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        with pytest.raises(SystemExit):
+            next(iterator)
+        assert loader.state_dict() == state
+        assert list(iterator) == []
+        loader.load_state_dict(state)
+        assert numbers(loader) == [*range(8, 20)]
 
 
 # How long it takes -----------------------------------------------------------------------------------------------
