@@ -59,12 +59,14 @@ class Resumed:
         """Count what the iterator hands out."""
         self._base_seed = self.epoch.base_seed = iterator._base_seed
         self._is_ordered = getattr(iterator, "_in_order", True)
-        iterator._next_data = partial(self._counted, next_data_of(iterator), iterator._dataset)
+        known = weakref.ref(iterator)
+        iterator._next_data = partial(self._counted, next_data_of(iterator), iterator._dataset, known)
 
-    def _counted(self, next_data: Callable[[], Any], dataset: Any) -> Any:
+    def _counted(self, next_data: Callable[[], Any], dataset: Any, iterator: Callable[[], Any]) -> Any:
         epoch = self.epoch
         epoch.is_started = True
         epoch.is_ordered = self._is_ordered
+        number = _number_of(iterator())
         try:
             batch = next_data()
         except StopIteration:
@@ -72,10 +74,16 @@ class Resumed:
             raise
         except Exception as error:  # it comes in the place of the batch
             explain_fork(error, dataset)
-            epoch.position.hand_out_next()
+            if number is None or _number_of(iterator()) != number:  # not a time-out, nor a worker that died
+                epoch.position.hand_out_next()
             raise
         epoch.position.hand_out_next()
         return batch
+
+
+def _number_of(iterator: Any) -> int | None:
+    """Which batch torch's worker processes are asked for next; None where there are none."""
+    return getattr(iterator, "_rcvd_idx", None)
 
 
 def next_data_of(iterator: Any) -> Callable[[], Any]:

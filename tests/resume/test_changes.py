@@ -1,5 +1,6 @@
 """What may be other in the process that goes on, and how a loader is used beside."""
 
+import multiprocessing
 from itertools import chain
 from typing import Any
 
@@ -222,3 +223,31 @@ def test_a_sampler_s_own_state_in_a_state_is_a_copy() -> None:
     before = plain(state["sampler_state"]), dict(state["sampler_state"]["sampler"])
     next(iterator)
     assert (state["sampler_state"], state["sampler_state"]["sampler"]) == before
+
+
+class Late:
+    """Samples that come when they are let."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.gate.wait()
+        return index
+
+
+def test_a_worker_process_that_is_late_has_handed_out_nothing() -> None:
+    gate = multiprocessing.get_context("fork").Event()
+    loader = StageLoader(Late(gate), 2, num_workers=1, timeout=1, multiprocessing_context="fork")
+    with loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(batches)
+        assert loader.state_dict()["position"] == 2
+        gate.set()
+        assert [batch.tolist() for batch in batches] == [[2, 3], [4, 5]]
