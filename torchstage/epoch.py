@@ -51,7 +51,8 @@ class Resume:
 
 
 class Told(int):
-    """The number of an epoch that a loaded state told the sampler, and nobody since."""
+    """An epoch's number that a loaded state set on the sampler. While it is of this class, nobody has called
+    ``set_epoch`` since: that would have put a plain int in its place."""
 
 
 _Mark = tuple[States, States]  # of the samplers' own generators, and of those that stand for the process's

@@ -296,10 +296,12 @@ class StageLoader(DataLoader[T_co]):
         return seeds_of(self.seed, samplers_of(self), base_seed, 0, Counter(), epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest epoch is, counted in samples handed out: plain values, to be given to ``load_state_dict`` of
-        a loader of the same dataset and sampler. Between two epochs: where the next one begins.
+        """Where the latest epoch is, counted in samples handed out (batches, with a batch sampler of your own or an
+        iterable dataset): plain values, to be given to ``load_state_dict`` of a loader of the same dataset and sampler.
+        Between two epochs: where the next one begins.
 
-        Costs nothing while it is not called; ``docs/resume.md`` says what is exact and what is in it.
+        While it is not called, only states of random generators are kept for each epoch; a sampler's own ``state_dict``
+        is called every 32 batches, an iterable dataset's as ``snapshot_every_n_steps`` says.
         """
         epoch = self._epoch
         if epoch is not None and epoch.is_pending:
@@ -309,11 +311,14 @@ class StageLoader(DataLoader[T_co]):
         return state_of(self, epoch)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have the next epoch go on where the state was saved, with no call to the dataset for what was handed out.
+        """Have the next ``iter()`` go on where the state was saved. Call it before that; ``set_epoch`` may come before
+        the first batch. Of a map-style dataset nothing that was handed out is asked for again; an iterable one without
+        ``state_dict`` is read once more.
 
-        Iterators that are there already are left alone. Raises ValueError for a state that does not fit this loader.
+        An iterator made before this call goes on as it was. Raises ValueError for a state that does not fit this
+        loader.
         """
-        refuse_others(state_dict)
+        refuse_others(state_dict, is_map=not isinstance(self.dataset, IterableDataset))
         if isinstance(self.dataset, IterableDataset):
             self._epoch = readers_loaded(self, state_dict)
         else:

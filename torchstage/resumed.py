@@ -1,6 +1,6 @@
 """Resumed: torch's own iterators of a map-style dataset in, the same that know where they are and begin anywhere, out.
 
-Guarantees: torch's iterator is given a sampler, and counted what it hands out; nothing else in it is touched.
+Guarantees: torch's iterator is given a sampler of ours, and what it hands out is counted; all else in it is as it was.
 """
 
 import weakref

@@ -1,6 +1,6 @@
 """State: a loader of a map-style dataset in, its place in its sampler's order as plain values out, and back.
 
-A state is a dict of dicts, lists, strings, integers, booleans and None, of the same size at every place; what a
+A state is a dict of dicts, lists, strings, integers, booleans and None; its size does not grow with the place. What a
 sampler's own ``state_dict`` gives is in it as it is.
 
 Guarantees: the state counts what was handed out, not what was made ahead; one that does not fit the loader is refused,
@@ -138,8 +138,8 @@ def fingerprint_of(loader: Any, sampling: Sampling, length: int | None = None) -
 # Back ----------------------------------------------------------------------------------------------------------
 
 
-def refuse_others(state: Any) -> None:
-    """Raise for what is no state of a StageLoader of this version or older."""
+def refuse_others(state: Any, *, is_map: bool) -> None:
+    """Raise for what is no state of a StageLoader of this version or older, for a dataset of this kind."""
     if not isinstance(state, dict):
         raise TypeError(f"StageLoader: a state is a dict, got {type(state).__name__}.")
     known = cast(dict[str, Any], state)
@@ -151,6 +151,9 @@ def refuse_others(state: Any) -> None:
     version: Any = known.get("version")
     if not isinstance(version, int) or "kind" not in known:
         raise ValueError(f"StageLoader: this is no state of a StageLoader; its keys are {sorted(map(str, known))}.")
+    if (known["kind"] == MAP) != is_map:
+        saved, here = ("a map-style", "an iterable") if known["kind"] == MAP else ("an iterable", "a map-style")
+        raise ValueError(f"StageLoader: this state is of {saved} dataset, and this loader's is {here} one.")
     if version > VERSION:
         raise ValueError(
             f"StageLoader: this state is of version {version}, and this torchstage knows up to {VERSION}. Update it."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, Sampler
 
 from torchstage import StageLoader
 
@@ -157,3 +157,16 @@ def test_a_generator_of_the_same_place_goes_on_whatever_its_seed_is() -> None:
     other = make(2)
     other.load_state_dict(loader.state_dict())
     assert [plain(batch) for batch in other] == [plain(batch) for batch in iterator]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_the_state_of_the_other_kind_of_dataset_is_refused() -> None:
+    of_map, of_stream = StageLoader(Plain(8), 2), StageLoader(Stream(), 2)
+    with pytest.raises(ValueError, match="of a map-style dataset, and this loader's is an iterable one"):
+        of_stream.load_state_dict(of_map.state_dict())
+    with pytest.raises(ValueError, match="of an iterable dataset, and this loader's is a map-style one"):
+        of_map.load_state_dict(of_stream.state_dict())
