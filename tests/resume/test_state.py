@@ -137,7 +137,9 @@ def test_a_loop_that_is_left_at_the_last_batch_has_finished_its_epoch(num_worker
             break
     state = loader.state_dict()
     assert (state["position"], state["is_boundary"]) == (0, True)
-    assert rest_of(resumed(state, num_workers, length=9)) == rest_of(loader)
+    uninterrupted = new(num_workers, length=9)
+    rest_of(uninterrupted)
+    assert rest_of(resumed(state, num_workers, length=9)) == rest_of(uninterrupted)
 
 
 @every_num_workers
