@@ -43,10 +43,20 @@ class Resumed:
             if loader is None:  # it is gone, and nobody can ask it where its iterator is
                 return iter(self._index_sampler)
             self.epoch = loader.new_epoch()
-            self.epoch.base_seed = self.epoch.base_seed or self._base_seed  # workers that are kept draw no other
         indices = Indices(self.epoch)
         self.epoch.peek = peeking(indices)
+        if not self._is_first and self.epoch.base_seed is None:
+            self._draw_base_seed()
         return indices
+
+    def _draw_base_seed(self) -> None:
+        """Workers and threads that are kept draw no other; but a state may say that the epoch begins with such a draw,
+        where the order is drawn from the same generator."""
+        epoch = self.epoch
+        epoch.base_seed = self._base_seed
+        if epoch.resume is not None and epoch.resume.is_boundary:
+            with epoch.stream.drawing():
+                epoch.base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator))
 
     @contextmanager
     def first(self) -> Generator[None]:

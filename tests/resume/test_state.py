@@ -362,3 +362,17 @@ def test_iterators_die_by_reference_count(num_workers: int, is_loaded: bool, num
             assert indices() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("sampler", ["at once", "torch"])
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("begins", [False, True])
+def test_threads_that_are_kept_begin_an_epoch_again(sampler: str, batch_size: int | None, begins: bool) -> None:
+    arguments: dict[str, Any] = {"shuffle": True} if sampler == "torch" else {"sampler": custom.AtOnce("torch")}
+    with StageLoader(Drawing(11), batch_size, num_workers=2, persistent_workers=True, **arguments) as loader:
+        iterator = iter(loader) if begins else None
+        state = loader.state_dict()
+        expected = [rest_of(loader) if iterator is None else [plain(batch) for batch in iterator], rest_of(loader)]
+        for _ in range(2):
+            loader.load_state_dict(state)
+            assert [rest_of(loader), rest_of(loader)] == expected
