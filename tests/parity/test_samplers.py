@@ -236,7 +236,9 @@ def test_a_batch_sampler_may_use_one_tensor_over_and_over(make_loader: Any, data
     assert batches_of_one(make_loader, dataset_class, torch.tensor([0, 0])) == ALL_TWENTY
 
 
-@pytest.mark.parametrize("make_index", [list, np.array, torch.tensor, dict.fromkeys, UserS], ids=str)
+@pytest.mark.parametrize(
+    "make_index", [list, np.array, torch.tensor, dict.fromkeys, UserS], ids=["list", "array", "tensor", "dict", "own"]
+)
 @on_both
 def test_a_sampler_may_use_one_index_over_and_over(make_loader: Any, make_index: Any) -> None:
     def collate(index: Any) -> list[int]:

@@ -210,7 +210,7 @@ def test_a_dataset_that_became_too_short_for_the_position_is_an_error():
         ({"tail": "fill"}, ValueError, "tail must be one of 'exact', 'pad', 'drop' or None, got 'fill'"),
         ({"tail": ["pad"]}, ValueError, "tail must be one of"),
         ({"tail": "exact", "drop_last": True}, ValueError, "drop_last=True means tail='drop', got tail='exact' too"),
-        ({"dataset": iter([])}, TypeError, "the dataset must have a length, got list_iterator"),
+        ({"dataset": 5}, TypeError, "the dataset must have a length, got int"),
     ],
     ids=str,
 )
