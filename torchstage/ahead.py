@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from torchstage.engine.gather import InFlight
+from torchstage.engine.probe import Probes
 from torchstage.engine.ticket import Batch, Failure, caught
 from torchstage.transfer import NUM_DEVICE_BATCHES, Moved, Route
 
@@ -19,7 +20,9 @@ STAGE = "transfer"
 class Ahead:
     """What one run's threads and its consumer share of the transfer. ``begin`` may be called from any thread."""
 
-    def __init__(self, route: Route, in_order: bool) -> None:
+    def __init__(self, route: Route, in_order: bool, probes: Probes | None = None) -> None:
+        """``probes``: who else is told of the copies."""
+        self._probes = probes or Probes()
         self._route = route
         self._in_order = in_order
         self._num_handed = 0  # in order: all batches of lower number were
@@ -43,10 +46,15 @@ class Ahead:
         return self._num_ahead < NUM_DEVICE_BATCHES
 
     def _begin(self, batch: Batch) -> None:
-        if batch.failure is not None or isinstance(batch.value, Moved):
+        if batch.failure is not None or batch.is_left_out or isinstance(batch.value, Moved):
             return
         try:
-            batch.value = self._route.begin(batch.value)
+            probe = self._probes.now
+            if probe is None:
+                batch.value = self._route.begin(batch.value)
+            else:
+                with probe.around(STAGE, batch):
+                    batch.value = self._route.begin(batch.value)
         except KeyboardInterrupt:  # the user's, not the batch's
             raise
         except BaseException as error:
@@ -66,7 +74,7 @@ class Ahead:
             for other in in_flight:
                 if other.done and self._is_due(other):
                     self._begin(other)
-        if batch.failure is None:
+        if batch.failure is None and not batch.is_left_out:
             try:
                 batch.value = self._route.end(batch.value)
             except KeyboardInterrupt:

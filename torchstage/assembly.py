@@ -16,12 +16,15 @@ from torchstage.copies import Private
 from torchstage.coroutines import drawing, remember
 from torchstage.elsewhere import Remote, here, waiting_for
 from torchstage.engine.executors import say_stage
+from torchstage.engine.stats import watch_here
 from torchstage.engine.ticket import Leg, Segment, Step
 from torchstage.first import NUM_LOOKED_AT, FirstSamples
+from torchstage.limits import Limits, around, seconds_of, together
 from torchstage.line import Line, Station, segments_of
 from torchstage.order import Placed, index_and_salt
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites
+from torchstage.tolerance import Tolerance, one_by_one
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
@@ -47,6 +50,8 @@ class Assembly:
     sites: Sites | None = None
     run_coroutine: Callable[[Any], Any] | None = None
     is_inline: bool = False  # executors are not used either
+    tolerance: Tolerance | None = None  # of samples that fail
+    limits: Limits | None = None  # how it is looked at what is in a stage for too long
 
     def of_samples(self) -> tuple[Segment, ...]:
         """From an index to its sample."""
@@ -56,11 +61,21 @@ class Assembly:
         """From the indices of a batch to all its samples, which the dataset gives at once; then each by itself."""
         line = self.line
         then = self._segments(lambda line: line.after_many, begins=False) if line.after_many else ()
-        fetch = self._first_step(self._own_or_shared(lambda line: line.fetch_many), line.many_is_async, "batch")
+        executor = line.many_where.executor
         place = self.sites.place(line.many_where) if self.sites is not None else None
+        if executor is not None:
+            many = one_by_one(line.fetch_many, self.tolerance, raises=not then, travels=True)
+            remote = Remote(many, "batch", self.seeds)
+            fetch = remote if self.sites is not None else waiting_for(executor, [("fetch", remote)])
+        else:
+            many = self._own_or_shared(lambda line: line.fetch_many)
+            many = one_by_one(many, self.tolerance, raises=not then, is_async=line.many_is_async)
+            fetch = self._first_step(many, line.many_is_async, "batch")
+            if not line.many_is_async:
+                fetch = around(self.limits, fetch, "fetch", None)
         if self.sites is None:
             fetch = self.wrap(self._watched(self._waited_for(fetch, line.many_is_async), 0 if then else NUM_LOOKED_AT))
-        begin = remember(self.seeds) if line.many_is_async else None
+        begin = remember(self.seeds) if line.many_is_async or executor is not None else None
         return (Segment((Leg((("fetch", fetch),), begin),), place, items_of if then else None), *then)
 
     def of_nothing(self) -> tuple[Segment, ...]:
@@ -73,35 +88,57 @@ class Assembly:
         legs = [self._leg(pick, group, begins=begins and group[0] == 0) for group in groups]
         if self.sites is not None:
             places = [self.sites.place(stations[group[0]].where) for group in groups]
-            return tuple(Segment((leg,), place) for leg, place in zip(legs, places, strict=True))
+            limits = [{} if self.limits is None else seconds_of([stations[n] for n in group]) for group in groups]
+            return tuple(
+                Segment((leg,), place, limits=one) for leg, place, one in zip(legs, places, limits, strict=True)
+            )
         if self.wrap is plain:
             return (Segment(tuple(legs)),)
         together = _OneAfterAnother(legs)
         whole = self.wrap(together)  # nobody else may come in between two stages
         begin = None if len(legs) == 1 and legs[0].begin is None else together.begin
-        return (Segment((Leg(((stations[0].label, whole),), begin),)),)
+        names = tuple(station.label for station in stations)
+        return (Segment((Leg(((stations[0].label, whole),), begin, names),)),)
 
     def _leg(self, pick: Pick, group: list[int], *, begins: bool) -> Leg:
         stations = [pick(self.line)[number] for number in group]
         where, seeds = stations[0].where, self.seeds
         if where.executor is not None:
-            remotes = [(s.label, Remote(s.function, s.draws or "sample", seeds)) for s in stations]
+            names_of_draws = [
+                s.draws or (None if number else "sample") for number, s in zip(group, stations, strict=True)
+            ]
+            remotes = [
+                (s.label, Remote(s.function, draws, seeds)) for s, draws in zip(stations, names_of_draws, strict=True)
+            ]
             if self.sites is not None:
                 return Leg(tuple(remotes))
-            run = here(remotes) if self.is_inline else waiting_for(where.executor, remotes)
+            waits = None if self.limits is None else self.limits.waits
+            run = here(remotes) if self.is_inline else waiting_for(where.executor, remotes, waits)
+            # Of processes of the loader's it is seen what they are in: they are ended, not who waits for them.
+            run = around(self.limits, run, remotes[0][0], None if where.is_process else together(stations))
             steps: list[Step] = [(remotes[0][0], run)]
+            names = tuple(s.label for s in stations)
         else:
+            names = ()
             steps = [(pick(self.line)[n].label, self._step(pick, n, begins=begins and n == 0)) for n in group]
         if self.first is not None:
             is_end = group[-1] == len(pick(self.line)) - 1
             counts = [1 if is_end and number == len(steps) - 1 else 0 for number in range(len(steps))]
-            steps = [(stage, self._watched(step, count)) for (stage, step), count in zip(steps, counts, strict=True)]
+            steps = [(name, self._watched(step, num, name)) for (name, step), num in zip(steps, counts, strict=True)]
         is_threads = where.executor is None and not where.is_async
         if not is_threads:
-            return Leg(tuple(steps), remember(seeds))
+            return Leg(tuple(steps), remember(seeds), names)
         return Leg(tuple(steps), None if begins or seeds is None else partial(_begin, seeds))
 
     def _step(self, pick: Pick, number: int, *, begins: bool) -> Function:
+        """The stage's function, looked at if it has a time-out and is waited for in a thread."""
+        station = pick(self.line)[number]
+        step = self._plain_step(pick, number, begins=begins)
+        if station.is_async and self.sites is not None:
+            return step
+        return around(self.limits, step, station.label, station.timeout_seconds)
+
+    def _plain_step(self, pick: Pick, number: int, *, begins: bool) -> Function:
         station = pick(self.line)[number]
         function = self._own_or_shared(lambda line: pick(line)[number].function)
         if begins:
@@ -150,13 +187,25 @@ class Assembly:
 
         return waited_for
 
-    def _watched(self, step: Function, num_samples: int) -> Function:
-        return step if self.first is None else self.first.watch(step, num_samples)
+    def _watched(self, step: Function, num_samples: int, stage: str = "") -> Function:
+        return step if self.first is None else self.first.watch(_ending_here(step), num_samples, stage)
 
 
 def plain(function: Function) -> Function:
     """Nothing goes around it: threads call it as it is."""
     return function
+
+
+def _ending_here(step: Function) -> Function:
+    """``step``, whose time is over when it returns, whatever looks at the sample next."""
+
+    def ending(value: Any) -> Any:
+        value = step(value)
+        if (watch := watch_here()) is not None:
+            watch.stop()
+        return value
+
+    return ending
 
 
 def _no_samples(indices: Any) -> list[Any]:
@@ -247,12 +296,18 @@ class _OneAfterAnother(threading.local):
         self.item = item
 
     def __call__(self, value: Any) -> Any:
-        stage = ""
+        stage, watch = "", watch_here()
+        if watch is not None:  # what waited for its turn here did not work
+            watch.skip()
+        is_first = True
         try:
             for leg in self._legs:
                 if leg.begin is not None:
                     leg.begin(self.item)
                 for stage, step in leg.steps:  # noqa: B007  # named after an error
+                    if watch is not None and not is_first:
+                        watch.lap()
+                    is_first = False
                     value = step(value)
         except BaseException as error:
             say_stage(error, stage)

@@ -15,7 +15,7 @@ import torch.utils.data as torch_data
 import torch.utils.data._utils.collate as torch_collate
 
 from torchstage.buffers import MIN_BYTES, Ring
-from torchstage.errors import add_note
+from torchstage.errors import add_note, file_of
 
 _functions: dict[Any, Any] = vars(torch_collate)["default_collate_fn_map"]
 _collate: Callable[..., Any] = vars(torch_collate)["collate"]
@@ -25,9 +25,11 @@ _default_collate: Callable[[Any], Any] = vars(torch_data)["default_collate"]  # 
 MAX_LINES = 8  # of a diagnosis: the first few odd samples tell the story
 
 
-def explained(collate_fn: Callable[[Any], Any], ring: Ring | None) -> Callable[[list[Any], Sequence[Any]], Any]:
+def explained(
+    collate_fn: Callable[[Any], Any], ring: Ring | None, dataset: Any = None
+) -> Callable[[list[Any], Sequence[Any]], Any]:
     """``collate_fn`` that is told the dataset indices too: an error of torch's own ``default_collate`` gets a note, and
-    what it makes of many tensors lies in the ring's memory, if there is one."""
+    what it makes of many tensors lies in the ring's memory, if there is one. ``dataset``: may tell a sample's file."""
     if collate_fn is not _default_collate:
         return lambda samples, indices: collate_fn(samples)
     function = collate_fn if ring is None else partial(_collate_into, ring)
@@ -37,7 +39,7 @@ def explained(collate_fn: Callable[[Any], Any], ring: Ring | None) -> Callable[[
             return function(samples)
         except Exception as error:
             try:
-                lines = diagnose(samples, indices)
+                lines = diagnose(samples, [_named(dataset, index) for index in indices])
             except Exception:  # of samples stranger than it knows: the error itself matters more
                 lines = []
             if lines:
@@ -81,19 +83,28 @@ def _is_channels_last_too(tensor: torch.Tensor) -> bool:
     return memory_format is not None and tensor.unsqueeze(0).is_contiguous(memory_format=memory_format)
 
 
-def diagnose(samples: Sequence[Any], indices: Sequence[Any]) -> list[str]:
-    """A line for each field that differs from what most samples of the batch have: dataset index, field, shapes."""
-    lines = list(_differences("sample", list(samples), list(indices))) if samples else []
+def _named(dataset: Any, index: Any) -> str:
+    """What a user calls the sample."""
+    try:
+        file = file_of(dataset, index)
+    except Exception:  # a property of the user's
+        file = None
+    return f"dataset index {index!r}" + (f" ({file})" if file else "")
+
+
+def diagnose(samples: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """A line for each field that differs from what most samples of the batch have: which sample, field, shapes."""
+    lines = list(_differences("sample", list(samples), list(names))) if samples else []
     return lines[:MAX_LINES] + ([f"... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
 
 
-def _differences(field: str, values: list[Any], indices: list[Any]) -> Iterator[str]:
+def _differences(field: str, values: list[Any], names: list[str]) -> Iterator[str]:
     kinds = [_kind(value) for value in values]
     usual, num_usual = Counter(kinds).most_common(1)[0]
-    for kind, index in zip(kinds, indices, strict=True):
+    for kind, name in zip(kinds, names, strict=True):
         if kind != usual:
-            yield f"{field} of dataset index {index!r} is {kind}; {num_usual} of {len(values)} samples have {usual}"
-    alike = [(value, index) for value, kind, index in zip(values, kinds, indices, strict=True) if kind == usual]
+            yield f"{field} of {name} is {kind}; {num_usual} of {len(values)} samples have {usual}"
+    alike = [(value, name) for value, kind, name in zip(values, kinds, names, strict=True) if kind == usual]
     first = alike[0][0]
     keys: Any = ()
     if isinstance(first, Mapping):
@@ -101,7 +112,7 @@ def _differences(field: str, values: list[Any], indices: list[Any]) -> Iterator[
     elif isinstance(first, Sequence) and not isinstance(first, str | bytes):
         keys = range(len(cast("Sequence[Any]", first)))
     for key in keys:
-        yield from _differences(f"{field}[{key!r}]", [value[key] for value, _ in alike], [index for _, index in alike])
+        yield from _differences(f"{field}[{key!r}]", [value[key] for value, _ in alike], [name for _, name in alike])
 
 
 def _kind(value: Any) -> str:
@@ -111,7 +122,7 @@ def _kind(value: Any) -> str:
         shape: Any = cast("Any", value).shape
         return f"{name} of shape {tuple(shape)}"
     if isinstance(value, Mapping):
-        return f"{name} with keys {sorted(map(repr, cast('Mapping[Any, Any]', value)))}"
+        return f"{name} with keys [{', '.join(sorted(map(repr, cast('Mapping[Any, Any]', value))))}]"
     if isinstance(value, bool | int | float):
         return "a number"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

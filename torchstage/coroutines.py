@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from torchstage import loops, rng
+from torchstage.engine.probe import ByHand
 from torchstage.order import index_and_salt
 from torchstage.seeds import AnyGenerator, Seeds, set_state, state_of
 
@@ -44,21 +45,20 @@ def drawing(
     return begun
 
 
-class _Drawing:
+class _Drawing(ByHand):
     """An awaitable that goes on inside a scope."""
 
     def __init__(
         self, made: Awaitable[Any], sample: Draws, draws: str, held: Sequence[tuple[AnyGenerator, bytes]]
     ) -> None:
-        self._made = made
+        self.awaits: Any = made
         self._held = held
         self._sample = sample
         self._draws = draws
 
     def close(self) -> None:
         """Nobody will wait for it."""
-        made: Any = self._made
-        made.close()
+        self.awaits.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         try:
@@ -69,7 +69,7 @@ class _Drawing:
         scope.begin(seeds, self._draws, index, salt, self._held)
         kept = [generator for generator, _ in self._held]  # many coroutines draw from these in turn
         states: list[Any] = []
-        steps: Any = self._made.__await__()
+        steps: Any = self.awaits.__await__()
         go_on, argument = steps.send, None
         try:
             while True:

@@ -4,7 +4,7 @@ Guarantees: what a lane tells is kept with its batch, and counts when that is ha
 was told to end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,7 +16,10 @@ from torchstage.marks import Mark
 class Cut:
     """A batch that a lane is asked for, and where the lane is once it has made it."""
 
-    __slots__ = ("has_ended", "has_failed", "has_state", "index", "is_last", "lane", "mark")
+    __slots__ = (
+        *("bad", "has_ended", "has_failed", "has_state", "index", "is_cut_off", "is_last", "is_left_out", "lane"),
+        "mark",
+    )
 
     def __init__(self, index: Any, lane: int) -> None:
         self.index = index
@@ -26,6 +29,9 @@ class Cut:
         self.has_failed = False  # to get to where it was to go on: it is as far as before
         self.is_last = False  # whether the dataset ended inside it
         self.has_state = False  # whether the dataset can tell where it is
+        self.bad: Sequence[Any] = ()  # records of samples that failed on the way to it
+        self.is_left_out = False  # whether they were all
+        self.is_cut_off = False  # whether the dataset ended right after such a one
 
 
 class Opening:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchstage.bad import BadSamples
 from torchstage.draws import States, Stream
 from torchstage.position import Position, Range
 from torchstage.sampling import Sampling
@@ -47,6 +48,7 @@ class Resume:
     base_seed: int | None = None
     sampler: Snapshot | None = None
     sampler_at_start: Snapshot | None = None  # of the epoch, if it had a state itself
+    bad: dict[str, Any] | None = None  # samples of the epoch that were bad
     told: list[int] = field(default_factory=list[int])  # the number, once the sampler has it as a plain one
 
 
@@ -71,6 +73,7 @@ class Epoch:
         self.is_over = False  # whether the caller was told so
         self.was_left = False  # whether that is known by its length alone: its iterator is gone
         self.is_broken = False  # whether it failed when it was last asked
+        self.drops_rest = False  # whether those of the samples left that do not make a batch are dropped at its end
         self.is_ordered = True  # whether it is known which batches were handed out
         # Whether other ranks may be at other places: then its state is one rank's own.
         self.is_own = resume is not None and resume.raw["rank"] is not None
@@ -81,6 +84,9 @@ class Epoch:
         else:
             self.position = Position(0 if sampling.is_elastic else resume.low, resume.above)
             self.position.last = resume.last
+        self.bad = BadSamples()
+        if resume is not None and not resume.is_boundary:
+            self.bad = BadSamples.of_plain(resume.bad, resume.position)
         self.begun: States = {}
         self.pulled: States = {}
         self.drawn: tuple[str, ...] = sampling.kinds  # of the process's generators, those that the sampler draws from
@@ -95,7 +101,8 @@ class Epoch:
         self.snapshots: list[Snapshot] = []
         self.snapshot_of_start: Snapshot | None = None
         self.fingerprint: dict[str, Any] | None = None  # once a state was asked for
-        self.peek: Callable[[], Callable[[], bool] | None] = lambda: None  # whether the sampler has more
+        self.constant: dict[str, Any] | None = None  # of every state inside this epoch, likewise
+        self.peek: Callable[[], Callable[[int], bool] | None] = lambda: None  # whether the sampler has more
         self.before_iter: States | None = None  # of all generators, unless the iterator is one that was kept
         self._window = ExitStack()  # while the base seed is drawn
         self._before: tuple[torch.Generator, torch.Tensor] | None = None  # a generator as it was before that
@@ -203,21 +210,24 @@ class Epoch:
     @property
     def snapshot(self) -> Snapshot | None:
         """The latest that is not beyond what was handed out."""
+        if not self.snapshots:
+            return None
         return next((known for known in reversed(self.snapshots) if known.at <= self.position.low), None)
 
     def is_finished(self) -> bool:
         """Whether every batch was handed out. Asks the sampler, if nobody has, and if its iterator is still there."""
         if self.is_over:
             return not self.is_broken
-        if not self.is_started or self.is_broken or not self.position.is_level:
+        num_left = self._num_left()
+        is_dropped = self.drops_rest and num_left == 0
+        if not self.is_started or self.is_broken or not (self.position.is_level or is_dropped):
             return False
         if self.sampling.is_elastic:
             return self.length is not None and self._is_elastic_over()
-        num_left = self._num_left()
         if not self.is_exhausted and (num_left is None or num_left <= 0):  # else: it may draw before the user does
             peek = self.peek()
             if peek is not None:
-                peek()
+                peek(int(is_dropped))  # beyond the samples that are dropped
             elif num_left is not None:
                 self.is_exhausted = self.was_left = True
         return self.is_exhausted and not self.is_broken
@@ -228,7 +238,11 @@ class Epoch:
         if sampling.length is None:
             return None
         left = sampling.length - self.position.low
-        return left if not sampling.drop_last or left >= (sampling.batch_size or 1) else 0
+        return left if not self._drops_last or left >= (sampling.batch_size or 1) else 0
+
+    @property
+    def _drops_last(self) -> bool:
+        return self.sampling.drop_last or self.drops_rest
 
     def find_start(self) -> None:
         """Of an elastic sampler: what is left of its order, and who shares it, while the epoch lasts."""
@@ -252,7 +266,7 @@ class Epoch:
 
     def _is_elastic_over(self) -> bool:
         """Whether no rank has a batch left, as far as this one can tell: all have made as many steps."""
-        if not self.sampling.drop_last:
+        if not self._drops_last:
             return self.elastic_position() >= self.num_total
         position = self.position
         num_left = self.num_own - position.low - sum(end - begin for begin, end in position.above)
@@ -269,6 +283,6 @@ class Epoch:
         return min(self.start + num_local * self.num_replicas, self.num_total)
 
 
-def peeking(indices: Any) -> Callable[[], Callable[[], bool] | None]:
+def peeking(indices: Any) -> Callable[[], Callable[[int], bool] | None]:
     """``indices.peek`` while those are there."""
     return weakref.WeakMethod(indices.peek)

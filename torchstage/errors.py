@@ -15,13 +15,17 @@ from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Batch
 
 
-def place(batch: Batch, stage: str, slot: int | None, dataset: Any) -> str:
-    """One sentence: ``stage 'fetch', dataset index 17 (cat/3.jpg), batch 2``."""
+def place(batch: Batch, stage: str, slot: int | None, dataset: Any, sample: int | None = None) -> str:
+    """One sentence: ``stage 'fetch', dataset index 17 (cat/3.jpg), batch 2``. ``sample``: where the slot is a whole
+    batch, the place of the sample in it, if it is one sample's error."""
     words = [f"stage {stage!r}"]
+    indices = batch.indices
+    if batch.chain.is_counted and slot == 0:  # the slot is the whole batch
+        slot, indices = sample, indices[0] if isinstance(indices[0], list) else indices
     if batch.chain.lane is not None:
         words.append(f"lane {batch.chain.lane}")
-    elif slot is not None and slot < len(batch.indices):
-        index = batch.indices[slot]
+    elif slot is not None and slot < len(indices):
+        index = indices[slot]
         try:
             file = file_of(dataset, index)
         except Exception:  # a property of the user's: the error itself matters more
@@ -87,7 +91,7 @@ def warn_user(message: str) -> None:
     frame, level = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
     while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level - 1)
+    warnings.warn(message, stacklevel=level)
 
 
 def _is_ours(module: str) -> bool:

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torchstage.budget import size_of
+from torchstage.engine.stuck import GivenUp
+
 Function = Callable[..., Any]
 
 NUM_LOOKED_AT = 2  # samples that are made by one thread alone
@@ -22,6 +25,7 @@ class FirstSamples:
         self._announce = announce
         self._thread: int | None = None  # that makes them: others may have been let in
         self._num_made = self._num_failed = 0
+        self.sizes: dict[str, int] = {}  # bytes of what each stage made of the first sample
         self.is_made = False
         self.is_judged = False
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
@@ -40,13 +44,20 @@ class FirstSamples:
             return False
         return True
 
+    def give_up(self, thread: int | None) -> None:
+        """This thread is stuck in a sample: another one shows what there is to see. It is not alone, since the one that
+        is stuck may come back at any moment."""
+        self.stop_waiting()
+        if self._thread == thread:
+            self._thread = None
+
     def end(self) -> None:
         """There are no more samples to look at."""
         self.is_made = True
 
-    def watch(self, function: Function, num_samples: int) -> Function:
+    def watch(self, function: Function, num_samples: int, stage: str = "") -> Function:
         """``function``, which makes that many samples at a time, watched until there were enough. 0: it is a stage that
-        others come after, of which only the errors count."""
+        others come after, of which only the errors count. ``stage``: whose result is weighed once."""
 
         def watched(*arguments: Any) -> Any:
             if self.is_made or self._thread not in (None, threading.get_ident()):
@@ -54,12 +65,16 @@ class FirstSamples:
             self._thread = threading.get_ident()
             try:
                 value = function(*arguments)
+            except GivenUp:  # another thread is at it
+                raise
             except BaseException:
                 self._num_failed += 1
                 if self._num_failed >= MAX_FAILED:
                     self._conclude()
                 self._announce(None)
                 raise
+            if stage and stage not in self.sizes:
+                self.sizes[stage] = size_of(value)
             if num_samples:
                 self._count(num_samples)
             return value

@@ -9,7 +9,7 @@ to the dataset; an order that is not the one that was left is an error.
 import copy
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torchstage.draws import States, capture, elsewhere, put_back
 from torchstage.epoch import Epoch, Resume, Snapshot
 from torchstage.position import Range
+from torchstage.sampling import Sampling
 
 BATCHES_PER_SNAPSHOT = 32  # of a sampler with a state: what is replayed at most
 
@@ -27,7 +28,6 @@ class Indices:
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
-        self._sampling = epoch.sampling
         self._pull: Callable[[], Any] | None = None  # None: not begun
         self._peeked: list[tuple[Any, BaseException | None]] = []
         self._undelivered: Undelivered | None = None
@@ -44,6 +44,10 @@ class Indices:
                     epoch.number = number
             epoch.note_sampler_s_draws()
 
+    @property
+    def _sampling(self) -> Sampling:
+        return self._epoch.sampling
+
     def __iter__(self) -> "Indices":
         return self
 
@@ -58,7 +62,7 @@ class Indices:
         except BaseException:
             position.fail_to_admit()
             raise
-        position.admit(self._num_places(indices), self._last_of(indices))
+        position.admit(self._num_places(indices), self._last_of(indices), self._num_samples(indices))
         if self._stateful:
             self._num_to_snapshot -= 1
             if not self._num_to_snapshot:
@@ -66,19 +70,20 @@ class Indices:
                 self._epoch.keep(self._snapshot(position.end))
         return indices
 
-    def peek(self) -> bool:
-        """Whether there is more: asks the sampler for it, if need be."""
-        if not self._peeked:
+    def peek(self, beyond: int = 0) -> bool:
+        """Whether there is more, ``beyond`` so many: asks the sampler for it, if need be."""
+        while len(self._peeked) <= beyond:
             try:
                 self._peeked.append((self._pulled(), None))
             except StopIteration:
                 return False
             except Exception as error:
                 self._peeked.append((None, error))
+                break
         return True
 
     def _take_peeked(self) -> Any:
-        indices, error = self._peeked.pop()
+        indices, error = self._peeked.pop(0)
         if error is None:
             return indices
         try:
@@ -104,6 +109,11 @@ class Indices:
         if self._undelivered is not None:
             return self._undelivered.num_passed()
         return 1 if self._sampling.batch_size is None else len(indices)
+
+    def _num_samples(self, indices: Any) -> int:
+        sampling = self._sampling
+        is_batch = sampling.batch_size is not None or sampling.has_own_batches
+        return len(indices) if is_batch and isinstance(indices, Sized) else 1
 
     def _last_of(self, indices: Any) -> Any:
         return self._sampling.name_of(indices if self._sampling.batch_size is None else indices[-1])

@@ -16,7 +16,7 @@ import torch
 
 from torchstage.draws import OF_PROCESS, PROCESS, States, text_of
 from torchstage.marks import Mark, Reader, Start
-from torchstage.reader_state import INLINE, Resume, state_with
+from torchstage.reader_state import INLINE, Resume, bad_of, state_with
 from torchstage.replay import Replay
 from torchstage.scope_states import Texts
 from torchstage.seeds import set_state, state_of
@@ -44,8 +44,10 @@ class InlineEpoch:
         if resume is not None:
             resume.check_kind(INLINE)
         self.resume = resume
+        self.bad = bad_of(resume)
         self.is_started = False
         self.is_finished = False
+        self.is_reported = False  # whether the caller was told of bad samples
         self.is_torn = False  # whether reading was interrupted inside a batch, and the dataset is at none's beginning
         self.num_batches = 0 if resume is None else resume.num_batches
         known: Reader | None = getattr(latest, "reader", None)
@@ -119,6 +121,7 @@ class InlineEpoch:
         return state_with(
             loader,
             INLINE,
+            bad=self.bad.plain(),
             num_batches=self.num_batches,
             num_epochs=num_epochs,
             base_seed=self.base_seed,
@@ -132,6 +135,7 @@ class InlineEpoch:
         return {
             "num_batches": mark.num_batches,
             "num_since": inside.num_since,
+            "num_read": mark.num_read,
             "has_ended": inside.has_ended,
             "has_state": inside.has_state,
             "dataset": mark.dataset,

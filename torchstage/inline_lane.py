@@ -42,7 +42,7 @@ class InlineLane(Told, _BaseDataLoaderIter):
         """``home``: whose iterator it is; ``number``: of the epoch."""
         self._dataset_fetcher: Any = None
         epoch: InlineEpoch = home.new_reader_epoch(lambda resume, latest: InlineEpoch(home, resume, latest))
-        self._follow(epoch)
+        self._follow(epoch, home)
         generator: torch.Generator = cast(Any, loader).generator or torch.default_generator
         with nullcontext() if epoch.base_seed is None else unmoved(generator):
             cast(Any, _BaseDataLoaderIter).__init__(self, loader)
@@ -59,7 +59,7 @@ class InlineLane(Told, _BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         with rng.drawing_from(self._scope):
-            return self._told(self._made)
+            return self._good(self._made)
 
     def _open(self) -> None:
         self._dataset_fetcher = self._begin_at(self._new_fetcher)
@@ -73,7 +73,7 @@ class InlineLane(Told, _BaseDataLoaderIter):
 
     def _new_fetcher(self) -> Any:
         arguments = self._auto_collation, self._collate_fn, self._drop_last
-        return _create_fetcher(self._dataset_kind, self._dataset, *arguments)
+        return self._sieved(_create_fetcher(self._dataset_kind, self._dataset, *arguments))
 
     def _draws(self) -> Any:
         return drawn_of(self._scope)

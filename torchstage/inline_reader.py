@@ -7,15 +7,21 @@ were, but for what the dataset itself sets when it is told its state.
 import sys
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.utils.data.dataloader as torch_dataloader
 
+from torchstage.bad import TooManyBadSamples
 from torchstage.draws import PROCESS, States, elsewhere, restore
+from torchstage.engine.ledger import Steps
+from torchstage.errors import warn_user
 from torchstage.inline_epoch import THE_DATASET, InlineEpoch, Inside
+from torchstage.loader_iterator import NOTHING_LEFT, num_ranks
 from torchstage.marks import Mark, has_state
+from torchstage.sieve import NothingLeft, Sieve, leniency_of
+from torchstage.then import AfterReading, ThenCollate
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
@@ -35,9 +41,13 @@ class Told:
 
     _dataset_fetcher: Any
     _epoch: InlineEpoch
+    _steps: Steps | None = None  # what its consumer meets; the loader gives it one
 
-    def _follow(self, epoch: InlineEpoch) -> None:
+    def _follow(self, epoch: InlineEpoch, home: "StageLoader[Any]") -> None:
         self._epoch = epoch
+        self._max_bad = home.max_bad_samples
+        self._keeps_steps = num_ranks(None) > 1
+        self._leniency = leniency_of(home.on_error, keeps_steps=self._keeps_steps)
         self._may_have_mistaken = False  # the dataset, the end of the last epoch for the beginning of this one
         epoch.look = weakref.WeakMethod(self._look)
 
@@ -51,6 +61,55 @@ class Told:
         fetcher, self._may_have_mistaken = epoch.reader.open(make, mark, THE_DATASET)
         epoch.has_state = epoch.reader.has_state(fetcher)
         return fetcher
+
+    def _sieved(self, fetcher: Any) -> Sieve:
+        """Stands for torch's fetcher. Stages that torch is given as a part of ``collate_fn`` go before that."""
+        then, collate_fn = None, fetcher.collate_fn
+        if isinstance(collate_fn, ThenCollate):
+            then, fetcher.collate_fn = AfterReading(collate_fn.then, is_timed=False), collate_fn.collate_fn
+        return Sieve(fetcher, self._leniency, then)
+
+    def _good(self, make: Callable[[], Any]) -> Any:
+        """The next batch of which something is left. What is missing is counted, and reported at the end."""
+        while True:
+            try:
+                batch = self._told(make)
+            except NothingLeft:
+                self._note_bad(is_left_out=True)
+            except StopIteration:
+                self._note_end()
+                raise
+            except Exception:
+                with suppress(TooManyBadSamples):  # the error itself comes in the place of the batch
+                    self._note_bad()
+                raise
+            else:
+                num_made = len(self._dataset_fetcher.numbers)
+                self._note_bad(num_made)
+                self._epoch.bad.num_good += num_made
+                return batch
+
+    def _note_bad(self, num_coming: int = 0, *, is_left_out: bool = False) -> None:
+        """Count samples that failed on the way to the batch. Raises TooManyBadSamples."""
+        fetcher, known = self._dataset_fetcher, self._epoch.bad
+        if fetcher is None:
+            return
+        known.is_cut_off |= fetcher.is_cut_off
+        if fetcher.bad:
+            bad, fetcher.bad = fetcher.bad, []
+            known.count(bad, self._steps, self._max_bad, None, num_coming)
+        if is_left_out and self._keeps_steps:
+            raise TooManyBadSamples(NOTHING_LEFT + known.in_words(), tuple(known.named))
+
+    def _note_end(self) -> None:
+        epoch = self._epoch
+        if not epoch.is_finished or epoch.is_reported:
+            return
+        self._note_bad()
+        epoch.is_reported = True
+        epoch.bad.check_end()
+        if (report := epoch.bad.report()) is not None:
+            warn_user(report)
 
     def _told(self, make: Callable[[], Any]) -> Any:
         """What the dataset gives next, after what is to be given once more was."""
@@ -107,7 +166,7 @@ class Told:
         known = cast(Any, self)
         arguments = known._auto_collation, known._collate_fn, known._drop_last
         self._dataset_fetcher = self._epoch.reader.open_anew(
-            lambda: _create_fetcher(known._dataset_kind, known._dataset, *arguments), THE_DATASET
+            lambda: self._sieved(_create_fetcher(known._dataset_kind, known._dataset, *arguments)), THE_DATASET
         )
         return make()
 
@@ -155,7 +214,7 @@ class InlineReader(Told, _Single):
         self._dataset_fetcher = None
         self._before: States = {}
         epoch: InlineEpoch = home.new_reader_epoch(lambda resume, latest: InlineEpoch(home, resume, latest))
-        self._follow(epoch)
+        self._follow(epoch, home)
         self._make_iterator(loader, cast(Any, home).generator)
         self._num_yielded = epoch.num_batches
 
@@ -168,6 +227,7 @@ class InlineReader(Told, _Single):
             with self._drawing(at_start, generator):
                 epoch.remember(generator)
                 _Single.__init__(self, loader)
+            self._dataset_fetcher = self._sieved(self._dataset_fetcher)
             return self._dataset_fetcher
 
         self._begin_at(make)
@@ -189,4 +249,4 @@ class InlineReader(Told, _Single):
         return elsewhere(self._before, PROCESS)
 
     def _next_data(self) -> Any:
-        return self._told(partial(_Single._next_data, self))
+        return self._good(partial(_Single._next_data, self))

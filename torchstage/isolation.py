@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from torchstage.changes import ClassSnapshot, Snapshot
 from torchstage.copies import SEEDED, CannotCopy, Private, private_copy
+from torchstage.engine.deadlines import Stuck
 from torchstage.errors import warn_user
 from torchstage.graph import Found, Graph
 from torchstage.looking import dict_of, is_a, own_attributes, type_of
@@ -78,6 +79,8 @@ class Guard:
         self._parts: set[tuple[str, int, int]] | None = None  # of the dataset, as they were last
         self._last_graph: Graph | None = None  # of a search that found nothing: for the trial that follows it
         self._trouble: str | None = None  # why it was serialised, until that was said
+        self.stuck = Stuck()  # threads that may be inside for ever
+        self.has_said_unlooked = False  # that time-outs of stages are of no effect here
         if isolation == "serial":
             self._serialise()
 
@@ -178,7 +181,7 @@ class Guard:
             warn_user(
                 f"StageLoader: {trouble}, so this dataset is used by one thread at a time. Ways out: open it inside "
                 "__getitem__; or pass isolation='shared' if it is safe to share; or "
-                "multiprocessing_context='forkserver' for worker processes with copies of their own."
+                "worker_method='multiprocessing' for processes with copies of their own."
             )
 
 

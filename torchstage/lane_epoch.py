@@ -13,7 +13,7 @@ import torch
 
 from torchstage.cuts import Cut, Opening
 from torchstage.marks import Mark, Start
-from torchstage.reader_state import LANES, Resume, drawing_base_seed, follow, num_readers, state_with
+from torchstage.reader_state import LANES, Resume, bad_of, drawing_base_seed, follow, num_readers, state_with
 from torchstage.replay import Replay
 from torchstage.scope_states import Texts
 
@@ -45,6 +45,7 @@ class LaneEpoch:
             resume.check_kind(LANES)
             follow(loader, resume)
         self.resume = resume
+        self.bad = bad_of(resume)
         self.is_started = False
         self.is_finished = False
         self.num_steps = loader.snapshot_every_n_steps or 0
@@ -92,11 +93,16 @@ class LaneEpoch:
         self.is_started = True
         self.replay.begin()
 
+    def is_live(self) -> bool:
+        """Whether anybody may still want what the lanes make."""
+        return self._is_live()
+
     def hand_out(self, cut: Cut) -> None:
-        """The caller gets this batch, the error in its place, or the next lane's batch if there is none."""
+        """The caller gets this batch, the error in its place, or the next lane's batch if there is none, or nothing is
+        left of it."""
         lane = self._lanes[cut.lane]
         if not cut.has_ended:
-            self.num_batches += not cut.has_failed
+            self.num_batches += not cut.has_failed and not cut.is_left_out
             self.next_lane = (cut.lane + 1) % len(self._lanes)
         if cut.has_failed:  # a later state is to have it go on from there once more
             return
@@ -130,6 +136,7 @@ class LaneEpoch:
         return state_with(
             loader,
             LANES,
+            bad=self.bad.plain(),
             num_batches=self.num_batches,
             num_epochs=loader.num_lane_epochs,
             base_seed=self.base_seed,
@@ -161,6 +168,7 @@ class LaneEpoch:
         return {
             "num_batches": mark.num_batches,
             "num_since": lane.num_since,
+            "num_read": mark.num_read,
             "has_ended": lane.has_ended,
             "has_state": lane.has_state,
             "dataset": mark.dataset,

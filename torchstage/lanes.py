@@ -8,7 +8,8 @@ batches and no more; a lane's dataset is read, and its iterator closed, in its o
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,67 +21,30 @@ from torchstage import rng
 from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.cuts import Cut
-from torchstage.engine.gather import InFlight
 from torchstage.engine.parking import PERIOD_SECONDS
-from torchstage.engine.pipeline import Admission, Pool, Run
-from torchstage.engine.ticket import Batch, Chain
+from torchstage.engine.pipeline import Pool, Run
+from torchstage.engine.stats import Key, Tally
+from torchstage.engine.ticket import Batch
 from torchstage.isolation import Guard
 from torchstage.iterators import ThreadedIterator
 from torchstage.lane_epoch import LaneEpoch
 from torchstage.line import Line
+from torchstage.lineup import Lined, lineup_of
+from torchstage.loader_iterator import num_ranks
 from torchstage.reading import Lane, LaneEnded, Reading, chain_of, open_fetcher, set_up
 from torchstage.replicas import replicas
-from torchstage.then import Then
+from torchstage.sieve import NothingLeft, leniency_of
+from torchstage.stage import named
+from torchstage.then import AfterReading, Then
+from torchstage.timeouts import after_reading
+from torchstage.tolerance import BadSample, Tolerance
+from torchstage.turns import Turns
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
 # torch's own, which it leaves untyped: what shards a data pipe in a worker.
 _shard_pipe: Callable[..., None] = vars(torch_dataloader)["_sharding_worker_init_fn"]
-
-
-class Turns:
-    """Whose turn it is: the lanes one after another, each with at most ``num_ahead`` batches in flight."""
-
-    in_flight: InFlight  # of the run that this is the source of
-
-    def __init__(
-        self,
-        sampler_iter: Iterator[Any],
-        readings: list[Reading],
-        chains: list[Chain],
-        num_ahead: int,
-        next_lane: int,
-    ) -> None:
-        self._sampler_iter = sampler_iter
-        self._readings = readings
-        self._chains = chains
-        self._num_ahead = num_ahead
-        self._next_lane = next_lane
-        self._num_cuts = 0
-        self.cuts: dict[int, Cut] = {}  # what is in flight, by the number of its batch
-
-    def __iter__(self) -> "Turns":
-        return self
-
-    def __next__(self) -> Admission | None:
-        """A ticket for the first lane that has room. A lane that has ended gets none, and leaves its room empty: the
-        others are not to run ahead for its sake.
-
-        Whether a lane is seen to have ended now or a turn later changes nothing: a ticket too many brings no batch.
-        """
-        num_lanes = len(self._readings)
-        if all(reading.has_ended for reading in self._readings):
-            raise StopIteration
-        for step in range(num_lanes):
-            lane = (self._next_lane + step) % num_lanes
-            if not self._readings[lane].has_ended and self.in_flight.num_of(lane) < self._num_ahead:
-                index = next(self._sampler_iter)
-                self._next_lane = (lane + 1) % num_lanes
-                self.cuts[self._num_cuts] = cut = Cut(index, lane)
-                self._num_cuts += 1
-                return (index,), self._chains[lane], (cut,)
-        return None
 
 
 class LaneIterator(ThreadedIterator):
@@ -93,6 +57,7 @@ class LaneIterator(ThreadedIterator):
     _rank: int
     _readers: LaneEpoch  # the epoch
     _cuts: dict[int, Cut]
+    _tally: Tally | None = None  # of samples that failed
 
     def __init__(self, loader: "StageLoader[Any]", guard: Guard, own: list[Private], epoch: int) -> None:
         self._own = own
@@ -126,24 +91,64 @@ class LaneIterator(ThreadedIterator):
     def _follow(self) -> None:
         pass
 
+    def _tolerance(self, line: Line) -> Tolerance | None:
+        return None  # each lane knows by itself what to do about samples that fail
+
+    def _num_in_epoch(self) -> int | None:
+        return None
+
     def _reset(self, loader: "StageLoader[Any]", first_iter: bool = False) -> None:
         epoch = self._new_epoch(loader)
         super()._reset(loader, first_iter)
         self._base_seed, _, self._shared_seed = epoch.seeds(self._base_seed, None, self._shared_seed)
         self._num_yielded = epoch.num_batches
 
+    def _next_batch(self, run: Run) -> Batch:
+        batch = super()._next_batch(run)
+        cut, failure = self._cuts[batch.number], batch.failure
+        error = None if failure is None else failure.error
+        batch.is_left_out = cut.is_left_out = isinstance(error, NothingLeft)
+        if isinstance(error, NothingLeft | LaneEnded):  # what there is to say of bad samples goes before it
+            batch.failure = None
+        self._epoch.bad.is_cut_off |= cut.is_cut_off
+        if cut.bad:
+            self._count_by_stage(cut.bad, batch.chain.segments[0].key)
+            batch.bad = tuple(enumerate(cut.bad))
+            self._note_bad_of(batch)
+        if isinstance(error, LaneEnded):
+            batch.failure = batch.failure or failure
+        return batch
+
+    def _count_by_stage(self, bad: Sequence[BadSample], key: Key) -> None:
+        """Where samples failed. Lanes do not count them, as a batch may not be handed out."""
+        tally = self._tally
+        if tally is None:
+            tally = self._tally = self._ledger.tally(self._pool.site.label)
+            weakref.finalize(self, setattr, tally, "is_over", True).atexit = False
+        tally.work_at(key).num_samples += len(bad)
+        for one in bad:
+            tally.fail(key, one.stage, 1, is_error=not one.is_filtered)
+
     def _handed_out(self, number: int) -> None:
         self._readers.hand_out(self._cuts.pop(number))
 
+    def _report_bad(self) -> None:
+        self._readers.finish()  # before it is said that every sample failed
+        super()._report_bad()
+
+    def _lineup(self, line: Line, finish: Sequence[str]) -> tuple[Lined, ...]:
+        names = (finish[0], "state_dict", *finish[1:])
+        return lineup_of(line, None, self._pool.site, is_batched=False, finish=names)
+
     def _line(self, loader: "StageLoader[Any]") -> Line:
-        return Line((), loader.stages)  # the lanes read the dataset
+        return Line((), loader.stages)  # the lanes read the dataset; where stages would run says nothing there
 
     def _new_pool(self, loader: "StageLoader[Any]") -> Pool:
         own, self._own = self._own or own_copies(loader), []
         self._num_workers = len(own)
         self._lanes = [Lane(number, one) for number, one in enumerate(own)]
         self._is_set_up = False
-        return loader.new_pool("torchstage-lane", num_lanes=len(own))
+        return loader.new_pool("torchstage-lane", len(own), has_lanes=True)
 
     def _begin(self, loader: "StageLoader[Any]") -> None:
         super()._begin(loader)
@@ -166,6 +171,8 @@ class LaneIterator(ThreadedIterator):
             run = self._new_run(turns)
             turns.in_flight = run.in_flight
             self._runs.append(run)
+            pool = self._pool
+            self._deadlines = self._timeouts.deadlines_of_lanes(run, lambda: pool.workers)
             run.fill()
         except BaseException:
             self._close(0.0)
@@ -179,7 +186,20 @@ class LaneIterator(ThreadedIterator):
         return partial(set_up, self._lanes, cast(int, self._base_seed), self._first_shared_seed, self._has_scopes)
 
     def _turns(self) -> Turns:
-        opener = partial(open_fetcher, self._dataset_kind, self._auto_collation, self._drop_last)
+        self._keeps_steps = num_ranks(None) > 1
+        leniency = replace(leniency_of(self._on_error, keeps_steps=self._keeps_steps), is_wanted=self._readers.is_live)
+        thens = [self._after_reading(lane) for lane in self._lanes]
+        openers = [
+            partial(
+                open_fetcher,
+                self._dataset_kind,
+                self._auto_collation,
+                self._drop_last,
+                replace(leniency, lane=lane.number),
+                then,
+            )
+            for lane, then in zip(self._lanes, thens, strict=True)
+        ]
         again = self._shared_seed if self._is_set_up else None
         epoch = self._readers
         is_kept = bool(cast(Any, self)._persistent_workers)
@@ -187,26 +207,27 @@ class LaneIterator(ThreadedIterator):
             Reading(
                 lane, opener, again, opening, start, num_steps=epoch.num_steps, replay=epoch.replay, is_kept=is_kept
             )
-            for lane, opening, start in zip(self._lanes, epoch.openings, epoch.starts(), strict=True)
+            for lane, opener, opening, start in zip(self._lanes, openers, epoch.openings, epoch.starts(), strict=True)
         ]
         wrap = self._guard.serialised if self._guard.isolation == "serial" else plain
-        chains = [chain_of(reading, self._recipe, wrap, self._after_reading(reading.lane)) for reading in readings]
+        names = named(self._recipe.line.stages)
+        chains = [chain_of(reading, self._recipe, wrap, names) for reading in readings]
         return Turns(self._sampler_iter, readings, chains, self._num_ahead, epoch.next_lane)
 
-    def _after_reading(self, lane: Lane) -> Callable[[Any], Any] | None:
+    def _after_reading(self, lane: Lane) -> AfterReading | None:
         """What the stages do with a sample, in the lane's thread."""
-        stages = self._recipe.line.of(lane.own).stages
-        return Then(stages, self._recipe.run_coroutine) if stages else None
+        stages = after_reading(self._recipe.limits, self._recipe.line.of(lane.own).stages, self._recipe.run_coroutine)
+        return AfterReading(Then(stages, self._recipe.run_coroutine)) if stages else None
 
-    def __next__(self) -> Any:
+    def _next(self) -> Any:
         length = self._IterableDataset_len_called
         if length is None or self._num_yielded < length:
-            return super().__next__()
+            return super()._next()
         return _BaseDataLoaderIter.__next__(self)  # it warns of batches beyond the length that was told
 
     def _attend(self) -> float:
         self._readers.replay.attend()
-        return PERIOD_SECONDS
+        return PERIOD_SECONDS if self._deadlines is None else min(PERIOD_SECONDS, self._deadlines.look())
 
     def _next_data(self) -> Any:
         while True:
@@ -214,9 +235,6 @@ class LaneIterator(ThreadedIterator):
                 return super()._next_data()
             except LaneEnded:  # the lane after it has the next batch
                 continue
-            except StopIteration:
-                self._readers.finish()
-                raise
 
     def _leave_run(self) -> None:
         """Lanes that are kept finish what they were asked for, as torch's workers do: so their random generators are

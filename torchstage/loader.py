@@ -5,6 +5,7 @@ the same draws from the random generators as torch's DataLoader, for every numbe
 """
 
 import copy
+import multiprocessing
 import time
 import weakref
 from collections import Counter
@@ -12,17 +13,22 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import partial
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, MapDataPipe, Sampler
 
+from torchstage.accounts import stats_of
+from torchstage.carried import Stages, leave_out, ledger_of, note
 from torchstage.copies import CannotCopy
 from torchstage.coroutines import RunHere
+from torchstage.counting import counted
 from torchstage.draws import Stream
+from torchstage.engine.ledger import Ledger
 from torchstage.engine.pipeline import Pool
 from torchstage.epoch import Epoch
 from torchstage.errors import add_note
+from torchstage.executors.mains import refuse_while_imported
 from torchstage.inline import InlineIterator
 from torchstage.inline_lane import InlineLane
 from torchstage.inline_reader import InlineReader
@@ -31,24 +37,41 @@ from torchstage.iterators import CLOSE_WAIT_SECONDS, ThreadedIterator, warn_of
 from torchstage.lanes import LaneIterator, own_copies
 from torchstage.line import Line
 from torchstage.order import samplers_of, seeds_of
+from torchstage.placement.explain import Explanation, explained
+from torchstage.processes import HAS_PROCESSES, Fleet, Hired
 from torchstage.reader_state import loaded as readers_loaded
 from torchstage.resumed import Resumed, next_data_of
 from torchstage.sampling import Sampling
 from torchstage.seeds import Seeds
 from torchstage.stage import SampleTrace, Stage
 from torchstage.state import loaded, refuse_others, state_of
+from torchstage.stats import LoaderStats
 from torchstage.then import Then, ThenCollate, checked
+from torchstage.timeouts import INLINE, TORCHS, warn_unlooked
+from torchstage.tolerance import OnError
 from torchstage.trace import trace
 from torchstage.transfer import Route, Transfer
-from torchstage.worker_reader import state_of_readers, worker_iterator
+from torchstage.upcoming import check_prefetch_epochs
+from torchstage.worker_reader import refuse_to_tolerate, state_of_readers, worker_iterator
 
 T_co = TypeVar("T_co", covariant=True)
+WorkerMethod = Literal["auto", "thread", "multiprocessing"]
+WORKER_METHODS = get_args(WorkerMethod)
 
-OWN = ("_live", "_pools", "_run_here", "_epoch", "_stream")  # attributes that a copy has for itself
+OWN = (
+    "_live",
+    "_pools",
+    "_run_here",
+    "_epoch",
+    "_stream",
+    "_ledger",
+    "_fleet",
+)  # attributes that a copy has for itself
 
 
 class StageLoader(DataLoader[T_co]):
-    """A ``torch.utils.data.DataLoader`` whose ``num_workers`` are threads of this process instead of worker processes.
+    """A ``torch.utils.data.DataLoader`` whose ``num_workers`` are threads of this process, or processes where threads
+    cannot help.
 
     Takes DataLoader's arguments, in its order and with its meanings, and yields the same batches. What differs:
 
@@ -59,10 +82,11 @@ class StageLoader(DataLoader[T_co]):
       (``sample_rng``).
     - ``prefetch_factor`` counts batches ahead of the caller for the whole loader, not for each worker. In flight are at
       most ``max(prefetch_factor, num_workers, ceil(16 * num_workers / batch_size)) + 1`` batches; without batching, or
-      with ``__getitems__``, ``prefetch_factor * num_workers + 1``.
+      with ``__getitems__``, or in processes, ``prefetch_factor * num_workers + 1``.
     - Iterable datasets: N threads each read a copy of the dataset (``lanes``), with the batches and the random draws
       of DataLoader's N worker processes. One that cannot be copied is read by torch's own worker processes.
-    - With an explicit ``multiprocessing_context``, every dataset is loaded by torch's own worker processes.
+    - Processes (``worker_method``) make whole batches of a map-style dataset straight into memory that both sides see.
+      Any free one makes the next batch; they stay from epoch to epoch. Those of an iterable dataset are torch's own.
 
     Args:
         isolation: who may share a map-style dataset. ``"auto"``: open files, archives, databases, video decoders and
@@ -72,6 +96,12 @@ class StageLoader(DataLoader[T_co]):
             objects with attributes. ``"serial"``: one thread at a time. Lanes always have copies, but for ``"shared"``.
         stages: functions that each sample goes through, one after another, after ``dataset[index]``: of a
             ``torchstage.Stage`` each, which says where it runs.
+        worker_method: what ``num_workers`` are. ``"thread"``: threads. ``"multiprocessing"``: processes, started by a
+            fork server (``multiprocessing_context``: in another way), that make whole batches, or what of the stages
+            can run there; they stay for later epochs, until ``close()``, and are sent the dataset for each epoch, with
+            ``persistent_workers`` once. ``"auto"``: threads; of a map-style dataset the first samples are measured, and
+            what holds the GIL moves to processes if that pays (``explain()``); with a ``multiprocessing_context``,
+            processes.
         device: where batches arrive: copied there ahead of the caller, from pinned memory where that is of use.
         prefetch_bytes: bound on the bytes of the batches in flight, beside the bound on their number. One batch is in
             flight until one was measured; a batch larger than the bound still passes.
@@ -82,9 +112,20 @@ class StageLoader(DataLoader[T_co]):
             one, else torch's base seed, which is drawn anew each epoch.
         sample_rng: whether random calls in loader threads draw from the sample's own generators. False: from the
             process's generators, which threads then race for.
+        prefetch_epochs: whether the first batches of the next epoch are made while the last ones of this one are handed
+            out, in the same room: no gap between epochs. For map-style datasets, with ``persistent_workers=True``, and
+            where the next order is certain; ``docs/epochs.md`` says where it is, and what must stay as it is.
         snapshot_every_n_steps: iterable datasets with a ``state_dict``: it is called for every n-th batch of each
             reader; a resume reads up to n - 1 batches of each once more. 0 or None: never; a resume reads the epoch
             once more. Of map-style datasets nothing is kept, and this changes nothing.
+
+        on_error: what is done where a sample's dataset or stage raises an Exception. ``"raise"``: it is raised in the
+            place of the batch. ``"skip"``: the sample is left out, and batches are filled up with the samples after it.
+            ``"replace"``: the next sample of the dataset that can be made comes in its place. A function: it is given
+            a ``BadSample``, and what it returns is the sample; it may raise, also SkipSample. A sample is always left
+            out where ``SkipSample`` is raised. ``docs/bad-samples.md`` says where batches stay short instead.
+        max_bad_samples: how many samples of an epoch may fail, or as a float which share of it, before
+            TooManyBadSamples is raised. None: all but one.
 
     Raises:
         ValueError, TypeError: as DataLoader does; and ValueError for an unknown ``isolation``.
@@ -111,31 +152,47 @@ class StageLoader(DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         stages: Sequence[Stage] = (),
+        worker_method: WorkerMethod = "auto",
         lanes: int | None = None,
         device: torch.device | str | int | None = None,
         prefetch_bytes: int | None = None,
         isolation: Isolation = "auto",
         seed: int | None = None,
         sample_rng: bool = True,
+        prefetch_epochs: bool = False,
         snapshot_every_n_steps: int | None = 1,
+        on_error: OnError = "raise",
+        max_bad_samples: int | float | None = None,
     ) -> None:
         _check(lanes, seed, prefetch_bytes)
+        _check_bad(on_error, max_bad_samples)
+        _check_method(worker_method, multiprocessing_context)
+        check_prefetch_epochs(prefetch_epochs, persistent_workers)
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise ValueError(
                 "StageLoader: snapshot_every_n_steps must be a positive integer, or 0 or None for no snapshots, got "
                 f"{snapshot_every_n_steps!r}."
             )
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.stages: tuple[Stage, ...] = checked(stages)
+        self.on_error: OnError = on_error
+        self.max_bad_samples = max_bad_samples
+        self._ledger = ledger_of(stages, dataset)
+        if isinstance(stages, Stages) and stages.ledger is self._ledger:  # a framework made this loader of another one
+            self.stages: tuple[Stage, ...] = stages
+        else:
+            self.stages = Stages(checked(stages), self._ledger, dataset)
+        self.worker_method: WorkerMethod = worker_method
         self.lanes = lanes
         self.device = device
         self.prefetch_bytes = prefetch_bytes
         self.isolation: Isolation = isolation
         self.seed = seed
         self.sample_rng = sample_rng
+        self.prefetch_epochs = prefetch_epochs
         self._guard = Guard(isolation)
         self._num_begun: Counter[int] = Counter()
         self._pools: list[Pool] = []
+        self._fleet = self._new_fleet()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_lane_epochs = 0
         self._run_here = RunHere()
@@ -166,11 +223,43 @@ class StageLoader(DataLoader[T_co]):
             if isinstance(dataset, Sized) and not len(dataset):  # often a wrong path
                 add_note(error, f"torchstage: the dataset, a {type(dataset).__name__}, has length 0")
             raise
+        if self.is_in_processes and isinstance(dataset, IterableDataset):
+            refuse_to_tolerate(on_error)
+        note(self)
+
+    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+        """What each stage did and how long the user waited: since the loader was made, or since an earlier record of
+        ``stats()``. ``print(loader.stats())`` shows a table with the bottleneck and what to do about it.
+
+        It is always counted; asking takes about a millisecond and disturbs nobody, from any thread. A loader that a
+        framework rebuilt from this one has the same counters. ``docs/statistics.md`` says what is measured and how.
+        Raises ValueError for a record of another loader.
+        """
+        return stats_of(self._ledger, since)
+
+    def explain(self) -> Explanation:
+        """Where each stage runs, threads or processes, and why: from what was measured while the first samples were
+        made. ``print(loader.explain())`` shows a table. Asking measures nothing: before the loader was iterated over,
+        or where the user said where things run, there are no numbers."""
+        return explained(self)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was counted."""
+        return self._ledger
+
+    def share(self, ledger: Ledger) -> None:
+        """Count there, from now on: it is the counters of the loader that this one was made of."""
+        self._ledger = ledger
+        self.stages = Stages(self.stages, ledger, self.dataset)
 
     def __iter__(self) -> Any:
         if self._epoch is not None and self._epoch.is_pending and isinstance(self.dataset, IterableDataset):
             self._iterator = None  # readers that are kept have read on; new ones begin where the state was saved
-        return super().__iter__()
+        begin = time.perf_counter()
+        iterator: Any = super().__iter__()
+        counted(iterator, self, time.perf_counter() - begin)
+        return iterator
 
     def _get_iterator(self) -> Any:
         iterator = self._new_iterator()
@@ -178,15 +267,17 @@ class StageLoader(DataLoader[T_co]):
         return iterator
 
     def _new_iterator(self) -> Any:
-        context: BaseContext | None = cast(Any, self).multiprocessing_context
         is_iterable = isinstance(self.dataset, IterableDataset)
         is_inline = self.num_workers == 0 or is_inside_serialised()
         if is_iterable and self.num_workers == 0 and self.seed is not None and self.sample_rng:
             return self._moving(InlineLane(self._with_stages(), self, self.seed, self._next_lane_epoch()))
-        if context is not None or (is_inline and (is_iterable or isinstance(self.dataset, MapDataPipe))):
+        is_torchs = is_iterable or isinstance(self.dataset, MapDataPipe)
+        if (is_inline and is_torchs) or (self.is_in_processes and (is_torchs or not HAS_PROCESSES)):
             return self._torchs_own()
         if self._guard.isolation != self.isolation:
             self._guard = Guard(self.isolation)
+        if not is_inline:
+            refuse_while_imported()
         if is_iterable:
             return self._lane_iterator()
         if is_inline:
@@ -199,7 +290,10 @@ class StageLoader(DataLoader[T_co]):
         num_workers = self.num_workers
         try:
             own = own_copies(self)
-        except CannotCopy:
+        except CannotCopy as error:
+            refuse_to_tolerate(
+                self.on_error, f"torch's own read this dataset, as it cannot be copied for lanes ({error})"
+            )
             self.num_workers = self.lanes or num_workers
             try:
                 return self._torchs_own()
@@ -224,13 +318,20 @@ class StageLoader(DataLoader[T_co]):
     def _torchs_own(self) -> Any:
         """torch's own iterator, inline or of worker processes."""
         twin = self._with_stages()
+        context: Any = cast(Any, self).multiprocessing_context
+        if self.is_in_processes and context is None and multiprocessing.get_start_method() == "fork":
+            # This process has threads, or may have: it is not forked unless the user says so.
+            twin = twin.like_this(_DataLoader__multiprocessing_context=multiprocessing.get_context("forkserver"))
         if isinstance(self.dataset, IterableDataset):
-            return self._moving(InlineReader(twin, self) if not self.num_workers else worker_iterator(twin, self))
+            if not self.num_workers:
+                return self._moving(InlineReader(twin, self))
+            refuse_to_tolerate(self.on_error)
+            return self._moving(worker_iterator(twin, self))
         resumed = Resumed(self)
         with resumed.first():
             iterator: Any = super(StageLoader, cast(StageLoader[Any], resumed.twin_of(twin)))._get_iterator()
-        resumed.count(iterator)
-        return self._moving(iterator)
+        resumed.count(self._moving(iterator))  # one whose copy Ctrl-C cuts short was not handed out
+        return iterator
 
     def _moving(self, iterator: Any) -> Any:
         """The same iterator, of which each batch is put on the device."""
@@ -251,6 +352,7 @@ class StageLoader(DataLoader[T_co]):
         """This loader; or, for an iterator that knows no stages, one whose ``collate_fn`` has them before it."""
         if not self.stages:
             return self
+        warn_unlooked(self._guard, self.stages, TORCHS if self.num_workers else INLINE)
         known: Any = self
         collate_fn = ThenCollate(Then(self.stages, self._run_here), known.collate_fn, known._auto_collation)
         return self.like_this(collate_fn=collate_fn)
@@ -270,9 +372,25 @@ class StageLoader(DataLoader[T_co]):
         """How many epochs of each number were begun: counted on by whoever begins one."""
         return self._num_begun
 
-    def new_pool(self, name: str, num_lanes: int | None = None) -> Pool:
+    @property
+    def is_in_processes(self) -> bool:
+        """Whether the user asked for worker processes."""
+        return self.num_workers > 0 and (
+            self.worker_method == "multiprocessing" or cast(Any, self).multiprocessing_context is not None
+        )
+
+    def hire(self) -> Hired:
+        """Processes for one of this loader's iterators; none of them is there yet."""
+        return Hired(self._fleet, self.num_workers, cast(Any, self).multiprocessing_context)
+
+    def _new_fleet(self) -> Fleet:
+        fleet = Fleet()
+        weakref.finalize(self, fleet.leave).atexit = False  # processes end by themselves at exit
+        return fleet
+
+    def new_pool(self, name: str, num_threads: int | None = None, *, has_lanes: bool = False) -> Pool:
         """Threads for one of this loader's iterators, not started yet: kept so that ``close`` can wait for them."""
-        pool = Pool(num_lanes or self.num_workers, name, has_lanes=num_lanes is not None)
+        pool = Pool(num_threads or self.num_workers, name, has_lanes=has_lanes, ledger=self._ledger)
         # In place: what is assigned in a hook, Lightning assigns to the loader that it makes of this one, too.
         self._pools[:] = [*(pool for pool in self._pools if not pool.has_ended), pool]
         return pool
@@ -354,9 +472,10 @@ class StageLoader(DataLoader[T_co]):
         return getattr(iterator, "next_base_seed", (of_workers, 0))
 
     def close(self) -> None:
-        """End the threads (and torch's worker processes) of every iterator of this loader, and wait for them.
+        """End the threads and processes of every iterator of this loader, and wait for them.
 
-        A thread that stays in user code for 1.5 s is named in a warning and let go. The loader can be iterated again.
+        A thread that stays in user code for 1.5 s is named in a warning and let go; a process is ended then. The loader
+        can be iterated again.
         """
         self._iterator = None
         for iterator in list(self._live):
@@ -369,6 +488,7 @@ class StageLoader(DataLoader[T_co]):
             pool.abandon()
             warn_of(pool.join(deadline))
         self._pools.clear()
+        self._fleet.close()
         self._run_here.close()
         if self._transfer is not None:
             self._transfer.close()
@@ -382,15 +502,53 @@ class StageLoader(DataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in OWN}
+        state = {name: value for name, value in self.__dict__.items() if name not in OWN}
+        leave_out(state, OWN)
+        epoch: Any = self._epoch
+        if epoch is not None and epoch.is_pending:
+            state["_loaded"] = epoch.resume.raw
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy goes on where a state says that was loaded and not used yet; else it begins with the next epoch."""
         self.__dict__.update(state, _live=weakref.WeakSet(), _pools=[], _run_here=RunHere())
+        self._fleet = self._new_fleet()
         self._epoch, self._stream = None, Stream()
+        self._ledger = Ledger()
+        self.stages = Stages(self.stages, self._ledger, self.dataset)
+        raw = self.__dict__.pop("_loaded", None)
+        if raw is not None:
+            self.load_state_dict(raw)
 
 
 def _moved(route: Route, next_data: Callable[[], Any]) -> Any:
     return route.end(route.begin(route.pin(next_data())))
+
+
+def _check_method(worker_method: Any, context: Any) -> None:
+    if worker_method not in WORKER_METHODS:
+        raise ValueError(
+            f"StageLoader: worker_method must be one of {', '.join(map(repr, WORKER_METHODS))}, got {worker_method!r}. "
+            "'auto' measures and chooses."
+        )
+    if worker_method == "thread" and context is not None:
+        raise ValueError(
+            f"StageLoader: multiprocessing_context={context!r} is for worker processes, but worker_method='thread' "
+            "was asked for. Leave one of them out."
+        )
+
+
+def _check_bad(on_error: Any, most: Any) -> None:
+    if on_error not in ("raise", "skip", "replace") and not callable(on_error):
+        raise ValueError(
+            f"StageLoader: on_error must be 'raise', 'skip', 'replace' or a function of a BadSample, got {on_error!r}."
+        )
+    is_number = isinstance(most, int | float) and not isinstance(most, bool)
+    if most is not None and (not is_number or most < 0 or (isinstance(most, float) and not most <= 1)):
+        raise ValueError(
+            f"StageLoader: max_bad_samples must be a number of samples (int), a share of the epoch (float, 0 to 1) "
+            f"or None, got {most!r}."
+        )
 
 
 def _check(lanes: Any, seed: Any, prefetch_bytes: Any) -> None:

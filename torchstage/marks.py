@@ -29,6 +29,7 @@ class Mark:
     iterator: Any = None
     draws: Drawn | States | None = None  # its random generators; None: as they were seeded
     error: Exception | None = None  # that a state_dict raised
+    num_read: int = 0  # samples of this epoch, also those that failed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,7 @@ class Reader:
             outer = None if self._keeper is None or is_its_own else copy.deepcopy(self._keeper.state_dict())
         except Exception as error:
             return Mark(num_batches, draws=draws, error=_kept(error, f"state_dict of {where}"))
-        return Mark(num_batches, outer, inner, draws)
+        return Mark(num_batches, outer, inner, draws, num_read=0 if fetcher is None else fetcher.num_read)
 
     def opening(self, draws: Drawn | None, where: str) -> Mark:
         """Where it is before it begins an epoch. One that was left in the middle begins that epoch again."""
@@ -103,6 +104,7 @@ class Reader:
             if not has_state(iterator):
                 raise ValueError(_no_place("the dataset's iterator", iterator))
             _load(iterator, start.iterator, f"the iterator of {where}")
+        fetcher.num_read = 0 if start is None else start.num_read
         is_first = start is None or start.num_batches == 0
         return fetcher, told is not None and is_first and fetcher.dataset_iter is not self._keeper
 

@@ -40,6 +40,10 @@ class Modes:
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return cls(grad, inference, on, device, torch.get_default_device(), contextvars.copy_context())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To a process go the modes that have a meaning there: context variables stay, and so does the accelerator."""
+        return _elsewhere, (self.grad, self.inference, self.autocast, self.default_device)
+
     def enter(self) -> None:
         """Set the calling thread to these modes, until it enters others or ends."""
         if _this_thread.modes is not None:
@@ -57,6 +61,10 @@ class Modes:
         stack.enter_context(torch.set_grad_enabled(self.grad))
         for device, dtype in self.autocast:
             stack.enter_context(torch.autocast(device, dtype=dtype))
+
+
+def _elsewhere(grad: bool, inference: bool, autocast: tuple[tuple[str, Any], ...], device: torch.device) -> Modes:
+    return Modes(grad, inference, autocast, None, device, contextvars.Context())
 
 
 def _is_autocast_enabled(device_type: str) -> bool:

@@ -7,7 +7,7 @@ yields is copied, so that the sampler may go on changing it.
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,16 +22,21 @@ from torchstage.buffers import Ring
 from torchstage.collate import explained
 from torchstage.copies import Private
 from torchstage.engine.pipeline import Admission, Pool
-from torchstage.engine.ticket import Batch, Chain
+from torchstage.engine.regroup import Group, Parts
+from torchstage.engine.ticket import Batch, Chain, Leg, Place, Segment
+from torchstage.executors.failures import ProcessDied
 from torchstage.first import FirstSamples
+from torchstage.limits import Limits
 from torchstage.line import Line
-from torchstage.order import Places
+from torchstage.order import Numbered, Placed, Places
 from torchstage.seeds import Seeds
 from torchstage.sites import Sites
+from torchstage.tolerance import Tolerance
 
 Function = Callable[..., Any]
 
 SAMPLES_AHEAD_PER_THREAD = 16  # a window of 16 samples a thread keeps a heavy tail (sigma 1) at 0.98 of the ideal
+RECEIVE = "receive"  # a stage: a batch that was made in a process comes
 _default_collate: Any = vars(torch_data)["default_collate"]  # torch leaves it untyped
 
 
@@ -50,7 +55,9 @@ class Recipe:
     seeds: Seeds | None = None  # of the samples' own random generators
     ring: Ring | None = None  # memory for large batches
     budget: Budget | None = None  # of the bytes in flight
+    tolerance: Tolerance | None = None  # of samples that fail
     home: Pool | None = None  # whose threads begin and finish batches; None: everything in the caller's thread
+    limits: Limits | None = None  # how it is looked at what is in a stage for too long; None: it is not
 
     @property
     def roots(self) -> dict[str, Any]:
@@ -58,10 +65,24 @@ class Recipe:
         return {**self.line.roots, "collate_fn": self.collate_fn}
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that is made in one place from its indices to ``collate``: the indices, the items that stand for them (as
+    Admission has them), whether the dataset takes them all at once, what seeds its draws, and whether it is collated
+    there: not so where what is left of it is filled up with samples of others."""
+
+    indices: Sequence[Any]
+    items: Sequence[Any] | None
+    takes_whole: bool
+    seeds: Seeds | None
+    is_collated: bool = True
+
+
 class Plan:
     """How batches are made, until another plan takes over at a batch border. ``wrap`` goes around user functions;
     ``looks``: a thread that has a copy of its own of the dataset and of the functions uses that; ``first`` watches the
-    first samples. ``sites``: where stages run; None: all in the thread that begins a sample, one after another."""
+    first samples. ``sites``: where stages run; None: all in the thread that begins a sample, one after another.
+    ``made_in``: where batches are made as ``Whole`` says; then what they are made with does not matter here."""
 
     def __init__(
         self,
@@ -71,16 +92,23 @@ class Plan:
         looks: bool = False,
         first: FirstSamples | None = None,
         sites: Sites | None = None,
+        made_in: Place | None = None,
     ) -> None:
         line = recipe.line
+        self.made_with = (recipe, wrap, looks, first, sites, made_in)
+        self._seeds = recipe.seeds
+        self._made_whole = None if made_in is None else _made_in(made_in, recipe)
         self._is_batched = recipe.is_batched
         is_collated = line.is_collated and recipe.is_batched and recipe.collate_fn is _default_collate
         self._takes_batches = recipe.is_batched and (is_collated or line.spreads)
         home = recipe.home
         assembly = Assembly(
-            line, recipe.seeds, recipe.private, wrap, looks, first, sites, recipe.run_coroutine, home is None
+            *(line, recipe.seeds, recipe.private, wrap, looks, first, sites, recipe.run_coroutine, home is None),
+            limits=recipe.limits,
         )
-        collate = explained(recipe.collate_fn, recipe.ring)
+        self._tolerance = tolerance = None if is_collated else _tolerance_of(recipe, wrap, looks)
+        assembly = replace(assembly, tolerance=tolerance)
+        collate = explained(recipe.collate_fn, recipe.ring, line.dataset)
         if looks or recipe.seeds is not None:
             collate = _collated(collate, recipe)
         collate = _as_it_is if is_collated else wrap(collate)
@@ -93,8 +121,55 @@ class Plan:
             finish_whole = finish if len(whole) > 1 else finish_whole
         else:
             whole = assembly.of_nothing()
-        self._by_sample = Chain(by_sample, finish, recipe.enter, home=home)
-        self._as_whole = Chain(whole, finish_whole, recipe.enter, takes_whole=True, home=home)
+        self.group_chain = Chain(by_sample, finish, recipe.enter, home=home)
+        if self.regroups:
+            finish = ()
+        self._by_sample = Chain(by_sample, finish, recipe.enter, home=home, tolerance=tolerance)
+        self._as_whole = Chain(whole, finish_whole, recipe.enter, takes_whole=True, home=home, tolerance=tolerance)
+
+    @property
+    def regroups(self) -> bool:
+        """Whether its batches are not collated: what is left of them is filled up with samples of others."""
+        return self._tolerance is not None and self._tolerance.regroups
+
+    def with_seeds(self, seeds: Seeds) -> "Plan":
+        """The same plan, for samples that are seeded so."""
+        recipe, wrap, looks, first, sites, made_in = self.made_with
+        recipe = replace(recipe, seeds=seeds)
+        return Plan(recipe, wrap, looks=looks, first=first, sites=sites, made_in=made_in)
+
+    @property
+    def seeds(self) -> Seeds | None:
+        """Of the samples' own random generators."""
+        return self._seeds
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the first samples are still looked at."""
+        return self.made_with[3] is not None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether batches are made by processes, of what these were sent."""
+        return self._made_whole is not None
+
+    @property
+    def roots(self) -> dict[str, Any]:
+        """What samples are made with, by the names that messages call it."""
+        return self.made_with[0].roots
+
+    @property
+    def chains(self) -> tuple[Chain, Chain]:
+        """Of a batch sample by sample, and of one that is one ticket."""
+        return self._by_sample, self._as_whole
+
+    def pack(self, admission: Admission) -> Admission:
+        """The same batch, as one ticket where it is made in one place."""
+        if self._made_whole is None:
+            return admission
+        indices, chain, items = admission
+        given = indices[0] if chain.takes_whole else indices
+        return (given,), self._made_whole, (Whole(indices, items, chain.takes_whole, self._seeds, not self.regroups),)
 
     def take(self, index: Any) -> Admission:
         """The tickets of one batch and the chain that makes it.
@@ -140,9 +215,82 @@ def _collate_whole(collate: Function, values: list[Any], indices: Sequence[Any])
     return collate(values[0], indices[0])
 
 
+def _tolerance_of(recipe: Recipe, wrap: Wrap, looks: bool) -> Tolerance | None:
+    """The recipe's, which can make other samples in the calling thread if it has to."""
+    tolerance = recipe.tolerance
+    if tolerance is None or tolerance.on_error != "replace":
+        return tolerance
+    line = recipe.line
+    if line.spreads:  # processes know how to give a batch's samples at once, and not how to give one
+        line = Line(line.dataset, line.stages)
+    segments = Assembly(
+        line, recipe.seeds, recipe.private, wrap, looks, None, None, recipe.run_coroutine, recipe.home is None
+    ).of_samples()
+    return replace(tolerance, remake=partial(_remade, segments, recipe.seeds is not None))
+
+
+def _remade(segments: Sequence[Segment], has_seeds: bool, item: Placed) -> Any:
+    """The sample of this item, through all stages in the calling thread."""
+    value: Any = item if has_seeds else item.index
+    for segment in segments:
+        for leg in segment.legs:
+            if leg.begin is not None:
+                leg.begin(item)
+            for _, step in leg.steps:
+                value = step(value)
+    return value
+
+
 def _as_it_is(batch: Any, indices: Any) -> Any:
     """The dataset collated it."""
     return batch
+
+
+def _made_in(place: Place, recipe: Recipe) -> Chain:
+    names = recipe.line.names(is_batched=recipe.is_batched)
+    leg = Leg(((names[0], _as_asked),), None, names)
+    finish = finish_of(_received, recipe)
+    if recipe.tolerance is not None and recipe.tolerance.regroups:
+        finish = ((RECEIVE, _received),)
+    finish = ((RECEIVE, finish[0][1]), *finish[1:])
+    lost = None if recipe.tolerance is None else partial(_lost, recipe.tolerance)
+    segments = (Segment((leg,), place),)
+    return Chain(segments, finish, recipe.enter, takes_whole=True, home=recipe.home, is_counted=True, lost=lost)
+
+
+def _lost(tolerance: Tolerance, error: BaseException) -> int | None:
+    """The place in its batch of a sample that ended the processes which were to make it, if the others go on without
+    it. One that died somewhere else than the one before it may have died of anything."""
+    if not isinstance(error, ProcessDied) or not error.was_twice_there or not tolerance.takes(error):
+        return None
+    return error.at
+
+
+def parts_of(batch: Batch) -> Parts:
+    """What is in a batch that is not collated: the samples that are left; the indices and items of all."""
+    values: Sequence[Any] = () if batch.is_left_out else batch.value
+    if batch.chain.is_counted:  # it was made in a process
+        whole: Whole = batch.items[0]
+        return values, whole.indices, whole.items or whole.indices
+    return values, batch.indices, batch.items
+
+
+def named(group: Group) -> Sequence[Any]:
+    """The indices of samples that are regrouped, as a batch's."""
+    if not any(type(item) is Placed for item in group.items):
+        return group.indices
+    numbered = Numbered(group.indices)
+    numbered.salt = group.places[0] + 1
+    return numbered
+
+
+def _as_asked(whole: Any) -> Any:
+    raise AssertionError("a batch is made where its place says so")
+
+
+def _received(batches: list[Any], indices: Any) -> Any:
+    """The one batch that came."""
+    return batches[0]
 
 
 def finish_of(collate: Function, recipe: Recipe) -> tuple[tuple[str, Function], ...]:
@@ -203,4 +351,4 @@ class Source:
         indices, chain, items = self.plan.take(next(self._sampler_iter))
         if self._places is not None:
             indices, items = self._places.of(indices)
-        return indices, chain, items
+        return self.plan.pack((indices, chain, items))

@@ -19,7 +19,8 @@ class Position:
         self.num_batches = 0  # handed out, since this object was made
         self.last: Any = None  # the index in the last place below it, as a plain value; None: not known
         self._above: dict[int, tuple[int, Any]] = {begin: (end, None) for begin, end in above or ()}
-        self._spans: dict[int, tuple[int, int, Any]] = {}  # of the batches in flight, by their number
+        self.num_samples = 0  # in these
+        self._spans: dict[int, tuple[int, int, Any, int]] = {}  # of the batches in flight, by their number
         self._num_admitted = 0
         self.end = low  # every place below it was admitted
 
@@ -38,12 +39,12 @@ class Position:
         """The number of the batch that was admitted last."""
         return self._num_admitted - 1
 
-    def admit(self, num_places: int, last: Any) -> None:
+    def admit(self, num_places: int, last: Any, num_samples: int = 1) -> None:
         """The next batch: it has that many places, some of which were perhaps handed out before this object was made.
-        ``last``: the index in its last place."""
+        ``last``: the index in its last place. ``num_samples``: of the batch."""
         begin = self.end
         self.end = end = begin + num_places
-        self._spans[self._num_admitted] = begin, end, last
+        self._spans[self._num_admitted] = begin, end, last, num_samples
         self._num_admitted += 1
 
     def fail_to_admit(self) -> None:
@@ -54,13 +55,26 @@ class Position:
         """The caller gets the first of the batches in flight."""
         self.hand_out(min(self._spans, default=-1))
 
+    def begin_of(self, number: int) -> int:
+        """The first place of a batch that was admitted, by its number."""
+        return self._spans[number][0]
+
+    def hand_out_to(self, end: int, last: Any, num_samples: int, num_batches: int = 1) -> None:
+        """The caller gets what is left of all places before this one, which ``last`` is the index of the last of."""
+        self.num_batches += num_batches
+        self.num_samples += num_samples
+        self.low, self.last = end, last
+        for number in [number for number, span in self._spans.items() if span[1] <= end]:
+            del self._spans[number]
+
     def hand_out(self, number: int) -> None:
         """The caller gets the batch of this number, counted from the first that was admitted."""
         span = self._spans.pop(number, None)
         if span is None:
             return
         self.num_batches += 1
-        begin, end, last = span
+        begin, end, last, num_samples = span
+        self.num_samples += num_samples
         if begin != self.low:
             self._above[begin] = end, last
             return

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from torchstage.bad import BadSamples
 from torchstage.draws import States, Stream, restore, text_of
 from torchstage.marks import Mark, Start, keeper_of
 
@@ -46,6 +47,8 @@ class Resume:
     readers: list[Start] | None
     next_lane: int
     own: Any  # of worker processes: torchdata's state
+    bad: dict[str, Any] | None = None  # samples of the epoch that were bad
+    num_samples: int = 0  # handed out, as far as that is known: what the batches may hold
     repeat: int = 0  # of no meaning here
 
     def check_kind(self, kind: str) -> None:
@@ -71,7 +74,7 @@ def kind_of(loader: Any) -> str:
     """The kind of readers that the loader has; whether its dataset can be copied shows later."""
     if loader.num_workers == 0:
         return INLINE
-    return LANES if loader.multiprocessing_context is None else WORKERS
+    return WORKERS if loader.is_in_processes else LANES
 
 
 def num_readers(loader: Any) -> int:
@@ -88,8 +91,8 @@ def fingerprint_of(loader: Any) -> dict[str, Any]:
     }
 
 
-def state_with(loader: Any, kind: str, **state: Any) -> dict[str, Any]:
-    """What a state of any kind consists of."""
+def state_with(loader: Any, kind: str, *, bad: dict[str, Any] | None = None, **state: Any) -> dict[str, Any]:
+    """What a state of any kind consists of. ``bad``: samples of the epoch that were bad, if any were."""
     head = {
         "version": VERSION,
         "kind": kind,
@@ -102,11 +105,19 @@ def state_with(loader: Any, kind: str, **state: Any) -> dict[str, Any]:
         "next_lane": 0,
         "own": None,
     }
-    return {**head, **state, "generators_now": _now(loader), "fingerprint": fingerprint_of(loader)}
+    told = {"bad_samples": bad} if bad is not None and not state.get("is_boundary") else {}
+    return {**head, **state, **told, "generators_now": _now(loader), "fingerprint": fingerprint_of(loader)}
 
 
 def _now(loader: Any) -> States:
     return loader.stream.states(("torch",)) if loader.generator is None else {"loader": text_of(loader.generator)}
+
+
+def bad_of(resume: Resume | None) -> BadSamples:
+    """Bad samples of the epoch that begins, or goes on."""
+    if resume is None or resume.is_boundary:
+        return BadSamples()
+    return BadSamples.of_plain(resume.bad, resume.num_samples)
 
 
 def loaded(loader: Any, state: dict[str, Any]) -> Pending:
@@ -138,11 +149,14 @@ def _parsed(state: dict[str, Any]) -> Resume:
         readers=None if readers is None else [_start(reader, base_seed or 0) for reader in readers],
         next_lane=state.get("next_lane", 0),
         own=state.get("own"),
+        bad=state.get("bad_samples"),
+        num_samples=state.get("num_batches", 0) * (state["fingerprint"].get("batch_size") or 1),
     )
 
 
 def _start(reader: dict[str, Any], base_seed: int) -> Start:
-    mark = Mark(reader["num_batches"], reader["dataset"], reader["iterator"], reader["draws"])
+    num_read = reader.get("num_read", 0)
+    mark = Mark(reader["num_batches"], reader["dataset"], reader["iterator"], reader["draws"], num_read=num_read)
     at_start = reader["draws_at_start"]
     return Start(mark, reader["num_since"], reader["has_ended"], at_start, base_seed, reader["has_state"])
 

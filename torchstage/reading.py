@@ -6,7 +6,7 @@ batch; what it has to say of its end is an exception that the consumer knows.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.data.dataloader as torch_dataloader
@@ -16,18 +16,20 @@ from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import Private
 from torchstage.cuts import Cut, Opening
-from torchstage.engine.ticket import Chain, simple_chain
+from torchstage.engine.ticket import Chain, NoError, simple_chain
 from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
 from torchstage.replay import Replay
 from torchstage.scope_states import Watch
+from torchstage.sieve import FETCH, Leniency, Sieve
+from torchstage.then import AfterReading
 
 # torch's own, which it leaves untyped: what reads batches from a dataset, and what seeds a data pipe.
 _create_fetcher: Callable[..., Any] = vars(torch_dataloader)["_DatasetKind"].create_fetcher
 _apply_random_seed: Callable[..., Any] = vars(torch_graph)["apply_random_seed"]
 
 
-class LaneEnded(Exception):  # noqa: N818  # it never leaves the iterator
+class LaneEnded(NoError):  # noqa: N818  # it never leaves the iterator
     """The lane has no batch left."""
 
 
@@ -58,7 +60,7 @@ class Reading:
     def __init__(
         self,
         lane: Lane,
-        open_fetcher: Callable[[Any], Any],
+        open_fetcher: Callable[[Any], Sieve],
         shared_seed: int | None,
         opening: Opening,
         start: Start | None = None,
@@ -80,13 +82,13 @@ class Reading:
         self._has_failed = False  # to get to where it was to go on
         self._is_kept = is_kept
         self._where = f"lane {lane.number}"
-        self._fetcher: Any = None
+        self._fetcher: Any = None  # a Sieve, once it is open
         self._may_have_mistaken = False  # the end for the beginning
         self._has_state = False
         self._draws_at_start: Any = None
         self._watch = Watch(None)
         self._cut: Cut | None = None
-        self._num_samples = self._num_batches = self._num_marked = 0
+        self._num_batches = self._num_marked = 0
 
     def replay(self, again: Callable[[Any], Any], cut: Cut) -> None:
         """Make the batches once more that were handed out since the mark that the lane goes on from. Before the first.
@@ -130,6 +132,9 @@ class Reading:
         else:
             self._num_batches += 1
             return samples
+        finally:
+            sieve = cast(Sieve, self._fetcher)  # it was opened
+            cut.bad, cut.is_cut_off = sieve.bad, sieve.is_cut_off
         cut.has_ended = True
         if self._is_kept:
             self.lane.reader.is_between = True
@@ -221,9 +226,8 @@ class Reading:
 
     def labels(self, samples: Any) -> Iterator["Label"]:
         """What to call the samples of the batch just fetched in a message."""
-        begin, lane = self._num_samples, self.lane.number
-        self._num_samples += len(samples)
-        return (Label(f"{begin + at} of lane {lane}") for at in range(len(samples)))
+        numbers = range(len(samples)) if self._fetcher is None else self._fetcher.numbers
+        return (Label(f"{number} of lane {self.lane.number}") for number in numbers)
 
 
 class Label:
@@ -260,8 +264,10 @@ def _seed_pipe(pipe: Any, seed: int) -> None:
     _apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
-def open_fetcher(kind: Any, is_batched: bool, drop_last: bool, dataset: Any) -> Any:
-    return _create_fetcher(kind, dataset, is_batched, _as_fetched, drop_last)
+def open_fetcher(
+    kind: Any, is_batched: bool, drop_last: bool, leniency: Leniency, then: AfterReading | None, dataset: Any
+) -> Sieve:
+    return Sieve(_create_fetcher(kind, dataset, is_batched, _as_fetched, drop_last), leniency, then)
 
 
 def _as_fetched(samples: Any) -> Any:
@@ -269,27 +275,19 @@ def _as_fetched(samples: Any) -> Any:
     return samples
 
 
-def chain_of(
-    reading: Reading, recipe: Recipe, wrap: Callable[[Any], Any], then: Callable[[Any], Any] | None = None
-) -> Chain:
-    """``then``: what the stages do with each sample that was read."""
+def chain_of(reading: Reading, recipe: Recipe, wrap: Callable[[Any], Any], names: tuple[str, ...] = ()) -> Chain:
+    """``names``: of the stages that samples go through where they are read."""
     collate = wrap(explained(reading.lane.collate_fn, recipe.ring))
 
     def collate_batch(values: list[Any], indices: Sequence[Any]) -> Any:
         return collate(values[0], reading.labels(values[0]) if recipe.is_batched else indices)
 
-    def fetch(cut: Cut) -> Any:
-        samples = reading.fetch(cut)
-        if then is None:
-            return samples
-        return [then(sample) for sample in samples] if recipe.is_batched else then(samples)
-
     def again(cut: Cut) -> None:
-        collate_batch([fetch(cut)], (cut.index,))
+        collate_batch([reading.fetch(cut)], (cut.index,))
 
     def fetch_on(cut: Cut) -> Any:
         reading.replay(again, cut)
-        return fetch(cut)
+        return reading.fetch(cut)
 
     def marked(batch: Any, indices: Any) -> Any:
         reading.mark()
@@ -297,4 +295,5 @@ def chain_of(
 
     collated, *others = finish_of(collate_batch, recipe)
     finish = (collated, ("state_dict", wrap(marked)), *others)
-    return simple_chain("fetch", wrap(fetch_on), finish, recipe.enter, takes_whole=True, lane=reading.lane.number)
+    lane, names = reading.lane.number, (FETCH, *names)
+    return simple_chain(FETCH, wrap(fetch_on), finish, recipe.enter, takes_whole=True, lane=lane, names=names)

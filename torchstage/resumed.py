@@ -68,6 +68,7 @@ class Resumed:
     def count(self, iterator: Any) -> None:
         """Count what the iterator hands out."""
         self._base_seed = self.epoch.base_seed = iterator._base_seed
+        iterator._resumed = self
         self._is_ordered = getattr(iterator, "_in_order", True)
         known = weakref.ref(iterator)
         iterator._next_data = partial(self._counted, next_data_of(iterator), iterator._dataset, known)

@@ -149,6 +149,7 @@ def _samples(
             num_workers=num_threads,
             collate_fn=single,
             generator=torch.Generator(),  # the process's is left alone
+            worker_method="thread",
             isolation="shared",
             seed=0,
         )

@@ -64,8 +64,8 @@ TRACED = (type(lru_cache(len)), map, filter, zip, types.GeneratorType)  # what t
 class Search:
     """One search from named objects, nearest first, bounded in depth, number and CPU seconds. Calls no user code."""
 
-    def __init__(self, is_first: bool) -> None:
-        self._stop = time.thread_time() + (MAX_FIRST_SECONDS if is_first else MAX_SECONDS)
+    def __init__(self, is_first: bool, max_seconds: float | None = None) -> None:
+        self._stop = time.thread_time() + (max_seconds or (MAX_FIRST_SECONDS if is_first else MAX_SECONDS))
         self._max_scanned = MAX_FIRST_SCANNED if is_first else MAX_SCANNED
         self._is_first = is_first
         unsafe = Unsafe()

@@ -15,12 +15,12 @@ from torchstage.copies import Private
 from torchstage.elsewhere import submit_to
 from torchstage.engine.concurrently import Concurrently
 from torchstage.engine.event_loop import EventLoop
-from torchstage.engine.executors import InExecutor
+from torchstage.engine.executors import NUM_UNBOUNDED, InExecutor, Submit
+from torchstage.engine.ledger import Site
 from torchstage.engine.pool import Pool
+from torchstage.engine.segment import Worker
 from torchstage.engine.ticket import Place
 from torchstage.line import Line, Where
-
-DEFAULT_CONCURRENCY = 32  # samples given to an executor that does not say how many it takes
 
 SetUp = Callable[[int, int, Private | None], None]  # number, how many there are, what is its own
 
@@ -30,30 +30,50 @@ class Sites:
 
     def __init__(self, pool: Pool, key: "Key") -> None:
         self.home = pool
-        self.key = key
+        self._whole: InExecutor | None = None
         self._places: dict[Where, Place] = {}
         self._pools: list[Pool] = []
         self._loop_is_given = False  # what is its own
         self.loop: EventLoop | None = None
-        for label, where in self.key:
-            if not where.is_home and where not in self._places:
-                self._places[where] = self._new(label, where)
+        self.add(key)
 
     def _new(self, label: str, where: Where) -> Place:
         if where.executor is not None:
-            place = InExecutor(where.executor, partial(submit_to, where.executor), where.concurrency)
+            ledger = self.home.ledger
+            submit = partial(submit_to, where.executor, ledger.probes)
+            place = InExecutor(where.executor, submit, where.concurrency, label, ledger)
             self.home.annexes.append(place)
             return place
         if where.is_async:
             if self.loop is None:
-                self.loop = EventLoop("torchstage-event-loop", new_event_loop)
+                self.loop = EventLoop("torchstage-event-loop", new_event_loop, self.home.ledger)
                 self.home.annexes.append(self.loop)
             self.loop.num_coroutines += where.concurrency or 1
-            return Concurrently(self.loop, where.concurrency or 1)
-        pool = Pool(where.concurrency or 1, f"torchstage-{label}", is_annex=True)
+            return Concurrently(self.loop, where.concurrency or 1, label)
+        pool = Pool(where.concurrency or 1, f"torchstage-{label}", is_annex=True, ledger=self.home.ledger)
         self._pools.append(pool)
         self.home.annexes.append(pool)
         return pool
+
+    def whole(self, where: Where, submit: Submit) -> InExecutor:
+        """The place where whole batches are made."""
+        if self._whole is None:
+            assert where.executor is not None
+            self._whole = InExecutor(where.executor, submit, None, "process", self.home.ledger)
+            self.home.annexes.append(self._whole)
+        return self._whole
+
+    def add(self, key: "Key") -> None:
+        """Have places for these stages, too."""
+        for label, where in key:
+            if not where.is_home and where not in self._places:
+                self._places[where] = self._new(label, where)
+        self.key = key
+
+    def site(self, where: Where) -> Site:
+        """What to call the place, and how many work there."""
+        place: Any = self._places.get(where, self.home)
+        return place.site
 
     def place(self, where: Where) -> Place | None:
         """None: the pool's own threads."""
@@ -67,7 +87,7 @@ class Sites:
     @property
     def num_samples(self) -> int:
         """How many samples may be in the making there at once."""
-        return sum(where.concurrency or DEFAULT_CONCURRENCY for where in self._places)
+        return sum(where.concurrency or NUM_UNBOUNDED for where in self._places)
 
     @property
     def num_to_start(self) -> int:
@@ -89,6 +109,21 @@ class Sites:
                 self.loop.tell(threads.have, own)
             else:
                 self.loop.start(lambda number: set_up(number, 1, own))
+
+    def replace(self, pool: Pool, worker: Worker, set_up: SetUp, own: Private | None) -> None:
+        """Have another thread in the place of one of such a pool that was given up."""
+        pool.replace(worker, lambda number: set_up(number, pool.num_threads, own))
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools of threads: the home of all, and those of single stages."""
+        return [self.home, *self._pools]
+
+    @property
+    def executors(self) -> list[InExecutor]:
+        """The places that executors are, also that of whole batches."""
+        found = [place for place in self._places.values() if isinstance(place, InExecutor)]
+        return found if self._whole is None else [*found, self._whole]
 
     def start_loop(self, set_up: SetUp) -> None:
         """Start the event loop alone, if there is one."""

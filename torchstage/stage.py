@@ -6,6 +6,7 @@ raises and keeps its words short, whatever the value is.
 
 import dataclasses
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -30,38 +31,39 @@ class Stage:
     """One step that each sample takes: ``fn(value) -> value``.
 
     ``name``: None means the function's own name, see ``label``.
-    ``executor``: "thread" (the loader's threads; its event loop for an async ``fn``), or any
-    ``concurrent.futures.Executor``, which stays the caller's to shut down.
+    ``executor``: "thread" (the loader's threads; its event loop for an async ``fn``), "process" (processes of the
+    loader's, for work that is Python bytecode; ``fn`` must be picklable), or any ``concurrent.futures.Executor``, which
+    stays the caller's to shut down.
     ``concurrency``: how many samples may be in this stage at once, at least 1; None: what the loader has.
+    ``timeout_seconds``: a sample that is in this stage for longer fails with ``StageTimeout``, and another thread (or
+    process) takes the place of the one that is stuck in it (``docs/timeouts.md``). None: it may take for ever.
 
     Raises TypeError for values of the wrong kind and ValueError for what cannot run.
     """
 
     fn: Callable[[Any], Any]
     name: str | None = None
-    executor: Literal["thread"] | Executor = "thread"
+    executor: Literal["thread", "process"] | Executor = "thread"
     concurrency: int | None = None
+    timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        fn, name, executor, concurrency = (getattr(self, field.name) for field in dataclasses.fields(self))
+        fn, name, executor, concurrency, seconds = (getattr(self, field.name) for field in dataclasses.fields(self))
         if not callable(fn):
             raise TypeError(f"Stage: fn must be a function of one value, got {fn!r}.")
         if name is not None and not (isinstance(name, str) and name):
             raise TypeError(f"Stage: name must be a string with at least one letter, or None, got {name!r}.")
         place = f"Stage {self.label!r}"
-        if executor == "process":
-            raise ValueError(
-                f"{place}: executor='process' is not available yet. Pass a concurrent.futures.ProcessPoolExecutor."
-            )
-        if executor != "thread" and not isinstance(executor, Executor):
+        if executor not in ("thread", "process") and not isinstance(executor, Executor):
             raise TypeError(
-                f"{place}: executor must be 'thread' or a concurrent.futures.Executor (the object, not its class), "
-                f"got {executor!r}."
+                f"{place}: executor must be 'thread', 'process' or a concurrent.futures.Executor (the object, not its "
+                f"class), got {executor!r}."
             )
-        if isinstance(executor, Executor) and self.is_async:
+        if executor != "thread" and self.is_async:
+            elsewhere = "a process" if executor == "process" else type(executor).__name__
             raise ValueError(
-                f"{place}: an async function runs on the loader's event loop, not in {type(executor).__name__}. Leave "
-                "executor out, or pass a function that is not async."
+                f"{place}: an async function runs on the loader's event loop, not in {elsewhere}. Leave executor out, "
+                "or pass a function that is not async."
             )
         if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
             raise TypeError(f"{place}: concurrency must be an int or None, got {concurrency!r}.")
@@ -69,6 +71,12 @@ class Stage:
             raise ValueError(
                 f"{place}: concurrency must be at least 1, got {concurrency}. "
                 "Use num_workers=0 to run every stage inline."
+            )
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+            raise TypeError(f"{place}: timeout_seconds must be a number of seconds or None, got {seconds!r}.")
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ValueError(
+                f"{place}: timeout_seconds must be more than 0 and not infinite, got {seconds!r}. None: no time-out."
             )
 
     @property

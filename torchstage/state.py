@@ -19,7 +19,7 @@ from torchstage.sampling import Sampling
 VERSION = 1
 MAP = "map"  # the kind of state that this is
 ALLOWED = (
-    "What may change: num_workers, threads or worker processes, prefetch_factor, device, stages' executors, and "
+    "What may change: num_workers, threads or processes, prefetch_factor, device, stages' executors, and "
     "batch_size where the loader makes the batches; the number of ranks with torchstage.samplers.ElasticSampler."
 )
 NAMES = {
@@ -35,7 +35,7 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
     if epoch is not None and not epoch.is_ordered:
         raise RuntimeError(
             "StageLoader.state_dict: worker processes with in_order=False do not tell which batches were handed out. "
-            "Use in_order=True, or threads (no multiprocessing_context)."
+            "Use in_order=True, or threads (worker_method='thread')."
         )
     if epoch is not None and epoch.resume is not None and epoch.is_pending:
         return copy.deepcopy(epoch.resume.raw)
@@ -49,10 +49,12 @@ def state_of(loader: Any, epoch: Epoch | None) -> dict[str, Any]:
     if epoch is not None and not epoch.has_begun:  # as if its iterator had not been made: the next one draws the same
         now = epoch.before_iter or epoch.begun or now
     state = _boundary(loader, sampling, epoch) if epoch is None or is_boundary else _inside(sampling, epoch, now)
-    fingerprint = fingerprint_of(loader, sampling) if epoch is None or state["is_boundary"] else epoch.fingerprint
-    if fingerprint is None:
-        assert epoch is not None
+    if epoch is None or is_boundary:
+        fingerprint = fingerprint_of(loader, sampling)
+    elif epoch.fingerprint is None:
         fingerprint = epoch.fingerprint = fingerprint_of(loader, sampling, epoch.length)
+    else:
+        fingerprint = epoch.fingerprint
     return {"version": VERSION, "kind": MAP, **state, "generators_now": now, "fingerprint": dict(fingerprint)}
 
 
@@ -69,25 +71,45 @@ def _own_states_at_the_end(sampling: Sampling, epoch: Epoch) -> States:
 
 def _inside(sampling: Sampling, epoch: Epoch, now: States) -> dict[str, Any]:
     position, snapshot, start = epoch.position, epoch.snapshot, epoch.snapshot_of_start
-    low = 0 if sampling.is_elastic else position.low
-    above = [[begin - position.low + low, end - position.low + low] for begin, end in position.above]
-    return {
-        "position": epoch.elastic_position() if sampling.is_elastic else low,
+    state = dict(epoch.constant or _constant(sampling, epoch))  # which takes longer than all the rest
+    if sampling.is_elastic:
+        state["position"] = epoch.elastic_position()
+    else:
+        state["position"], state["last_index"] = position.low, position.last
+        state["sampler_state"] = None if snapshot is None else _plain_snapshot(snapshot)
+    shift = position.low if sampling.is_elastic else 0
+    state["beyond"] = above = [[begin - shift, end - shift] for begin, end in position.above]
+    if epoch.is_own and (above or sampling.num_replicas != 1):
+        state["rank"] = sampling.ranks
+    state["sampler_state_at_start"] = None if start is None or start is snapshot else _plain_snapshot(start)
+    state["generators"] = epoch.begun or now
+    if (bad := epoch.bad.plain()) is not None:
+        state["bad_samples"] = bad
+    return state
+
+
+def _constant(sampling: Sampling, epoch: Epoch) -> dict[str, Any]:
+    """What every state inside an epoch has, with room for what changes from batch to batch."""
+    constant: dict[str, Any] = {
+        "position": None,
         "counts": "batches" if sampling.has_own_batches else "samples",
-        "beyond": above,
-        "rank": sampling.ranks if epoch.is_own and (above or sampling.num_replicas != 1) else None,
-        "last_index": None if sampling.is_elastic else position.last,
+        "beyond": None,
+        "rank": None,
+        "last_index": None,
         "last_of": None if sampling.is_elastic else sampling.ranks,
         "is_boundary": False,
         "is_finished": False,
         "epoch": sampling.epoch if epoch.number is None else epoch.number,
         "repeat": epoch.repeat,
         "base_seed": epoch.base_seed,
-        "sampler_state": None if snapshot is None or sampling.is_elastic else _plain_snapshot(snapshot),
-        "sampler_state_at_start": None if start is None or start is snapshot else _plain_snapshot(start),
-        "generators": epoch.begun or now,
+        "sampler_state": None,
+        "sampler_state_at_start": None,
+        "generators": None,
         "generators_of_first": None if epoch.pulled == epoch.begun else epoch.pulled,
     }
+    if epoch.position.num_batches:  # from here on it does not change
+        epoch.constant = constant
+    return constant
 
 
 def _boundary(loader: Any, sampling: Sampling, epoch: Epoch | None) -> dict[str, Any]:
@@ -183,6 +205,7 @@ def parsed(loader: Any, state: dict[str, Any]) -> Resume:
         base_seed=state["base_seed"],
         sampler=None if snapshot is None else Snapshot(**snapshot),
         sampler_at_start=None if start is None else Snapshot(**start),
+        bad=state.get("bad_samples"),
     )
 
 

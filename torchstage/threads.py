@@ -87,15 +87,20 @@ def set_up(
     worker_info.answer_here(number, num_workers, base_seed + number, _own_or(_weakly(dataset)))
     if init_fn is not None:
         with _cuda_restored() if has_scope else generators_seeded_and_restored(base_seed, number):
-            try:
-                init_fn(number)
-            except BaseException as error:
-                if isinstance(error, StopIteration):
-                    raise placed(error, f"worker_init_fn({number})") from error
-                placed(error, f"worker_init_fn({number})")
-                raise
+            run_init_fn(init_fn, number)
             if not has_scope:
                 worker_info.was_seeded(torch.default_generator.initial_seed())  # it may have called manual_seed
+
+
+def run_init_fn(init_fn: Callable[[int], Any], number: int) -> None:
+    """``init_fn(number)``, whose error says what it was."""
+    try:
+        init_fn(number)
+    except BaseException as error:
+        if isinstance(error, StopIteration):
+            raise placed(error, f"worker_init_fn({number})") from error
+        placed(error, f"worker_init_fn({number})")
+        raise
 
 
 @contextmanager
@@ -132,11 +137,36 @@ def use_one_core() -> None:
     """Let torch's operators use one core in the calling thread. Other threads, also later ones, keep their number.
 
     ``torch.set_num_threads`` would become the default of every thread that torch meets later; OpenMP's own setting is
-    the calling thread's alone. The first call lets torch set that thread up, so that it does not do so afterwards.
+    the calling thread's alone, and so is MKL's, which need not use OpenMP. The first call lets torch set that thread
+    up, so that it does not do so afterwards.
     """
     torch.get_num_threads()
     for runtime in _openmp_runtimes():
         runtime.omp_set_num_threads(1)
+    for library in _mkl_libraries():
+        library.MKL_Set_Num_Threads_Local(1)
+
+
+_found_mkl: list[ctypes.CDLL] | None = None
+
+
+def _mkl_libraries() -> list[ctypes.CDLL]:
+    """MKL, where it is inside torch's own library or beside it, if it is loaded."""
+    global _found_mkl
+    if _found_mkl is None:
+        folder = Path(torch.__file__ or "").parent / "lib"
+        names = (str(folder / "libtorch_cpu.so"), "libmkl_rt.so.2", "libmkl_rt.so.1", "libmkl_rt.so")
+        found = [library for name in names if (library := _if_loaded(name)) is not None]
+        _found_mkl = [library for library in found if hasattr(library, "MKL_Set_Num_Threads_Local")]
+    return _found_mkl
+
+
+def _if_loaded(path: str) -> ctypes.CDLL | None:
+    """RTLD_NOLOAD: only what this process has loaded already."""
+    try:
+        return ctypes.CDLL(path, mode=getattr(ctypes, "RTLD_NOLOAD", 4) | ctypes.RTLD_LOCAL)
+    except OSError:
+        return None
 
 
 _found_runtimes: list[ctypes.CDLL] | None = None
@@ -145,15 +175,9 @@ _found_runtimes: list[ctypes.CDLL] | None = None
 def _openmp_runtimes() -> list[ctypes.CDLL]:
     global _found_runtimes
     if _found_runtimes is None:
-        _found_runtimes = []
         folder = Path(torch.__file__ or "").parent / "lib"
-        for path in sorted(path for name in ("gomp", "iomp5", "omp") for path in folder.glob(f"lib{name}*")):
-            try:  # RTLD_NOLOAD: only what this process has loaded already
-                _found_runtimes.append(
-                    ctypes.CDLL(str(path), mode=getattr(ctypes, "RTLD_NOLOAD", 4) | ctypes.RTLD_LOCAL)
-                )
-            except OSError:
-                continue
+        paths = sorted(path for name in ("gomp", "iomp5", "omp") for path in folder.glob(f"lib{name}*"))
+        _found_runtimes = [library for path in paths if (library := _if_loaded(str(path))) is not None]
     return _found_runtimes
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 EXTRA = (
     "StageLoader.state_dict: the state of an iterable dataset in worker processes is kept by torchdata's stateful "
-    "workers. Install them: pip install 'torchstage[stateful]'. Threads need nothing (no multiprocessing_context)."
+    "workers. Install them: pip install 'torchstage[stateful]'. Threads need nothing (worker_method='thread')."
 )
 NO_ORDER = (
     "StageLoader.state_dict: worker processes with in_order=False do not tell which batches were handed out. Use "
-    "in_order=True, or threads (no multiprocessing_context)."
+    "in_order=True, or threads (worker_method='thread')."
 )
 
 

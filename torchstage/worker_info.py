@@ -25,6 +25,7 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
+_everywhere: list[Callable[[], Any] | None] = [None]  # in a process of a loader's: what threads of the user's are told
 
 
 def _answer(elsewhere: Any) -> Any:
@@ -32,7 +33,7 @@ def _answer(elsewhere: Any) -> Any:
 
     torch's own collate functions are told "no worker": in a worker they would collate into shared memory.
     """
-    info = _this_thread.info
+    info = _this_thread.info or _everywhere[0]
     if info is None:
         return elsewhere
     caller: FrameType = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented by Python all the same
@@ -66,10 +67,15 @@ def install_answers() -> None:
     torch.random.initial_seed.__code__ = cast(FunctionType, _initial_seed).__code__
 
 
-def answer_here(number: int, num_workers: int, seed: int, dataset: Callable[[], Any]) -> None:
-    """From now on, the calling thread is told that it is this worker, with this seed and what ``dataset()`` gives."""
+def answer_here(
+    number: int, num_workers: int, seed: int, dataset: Callable[[], Any], *, method: str = "thread"
+) -> None:
+    """From now on, the calling thread is told that it is this worker, with this seed and what ``dataset()`` gives; with
+    the method "multiprocessing", so is every thread of this process."""
     _this_thread.initial_seed = seed
-    _this_thread.info = partial(_worker_info_of, number, num_workers, seed, dataset)
+    _this_thread.info = partial(_worker_info_of, number, num_workers, seed, dataset, method)
+    if method != "thread":
+        _everywhere[0] = _this_thread.info
 
 
 def was_seeded(seed: int) -> None:
@@ -77,12 +83,12 @@ def was_seeded(seed: int) -> None:
     _this_thread.initial_seed = seed
 
 
-def _worker_info_of(number: int, num_workers: int, seed: int, dataset: Callable[[], Any]) -> Any:
+def _worker_info_of(number: int, num_workers: int, seed: int, dataset: Callable[[], Any], method: str) -> Any:
     """torch's own WorkerInfo for one thread; releases before 2.12 know no ``worker_method``."""
     known: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset()}
     try:
         scope = rng.current()
-        return torch_worker.WorkerInfo(**known, worker_method="thread", rng=cast(Any, scope and scope.rng))
+        return torch_worker.WorkerInfo(**known, worker_method=cast(Any, method), rng=cast(Any, scope and scope.rng))
     except TypeError:
         return torch_worker.WorkerInfo(**known)
 

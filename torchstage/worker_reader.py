@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.utils.data.dataloader as torch_dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
+from torchstage.engine.ticket import SkipSample
+from torchstage.errors import add_note
 from torchstage.inline_epoch import InlineEpoch
 from torchstage.lane_epoch import LaneEpoch
 from torchstage.marks import keeper_of
 from torchstage.reader_state import INLINE, LANES, kind_of
 from torchstage.replay import fewer_than
+from torchstage.tolerance import OnError
 from torchstage.worker_epoch import WorkerEpoch
 
 if TYPE_CHECKING:
     from torchstage.loader import StageLoader
 
+NO_SKIP = (
+    "torchstage: worker processes of an iterable dataset cannot leave a sample out. Read it in lanes, which are "
+    "threads (worker_method='thread'), or with num_workers=0."
+)
 _Processes: Any = vars(torch_dataloader)["_MultiProcessingDataLoaderIter"]  # torch's own, which it leaves untyped
 
 
@@ -37,6 +44,18 @@ def worker_iterator(loader: "StageLoader[Any]", home: "StageLoader[Any]") -> Any
             return StatefulWorkers(loader, home)
     loader.check_worker_number_rationality()
     return Workers(loader, home)
+
+
+def refuse_to_tolerate(
+    on_error: OnError, why: str = "they are torch's own, and tell nobody what they left out"
+) -> None:
+    """Worker processes that are torch's own tell nobody what they left out."""
+    if on_error != "raise":
+        told = repr(on_error) if isinstance(on_error, str) else "a function"
+        raise ValueError(
+            f"StageLoader: on_error is {told}, which worker processes of an iterable dataset cannot do: {why}. Read it "
+            "in lanes, which are threads (worker_method='thread'), or with num_workers=0."
+        )
 
 
 def state_of_readers(loader: "StageLoader[Any]", epoch: Any) -> dict[str, Any]:
@@ -192,7 +211,9 @@ def _handed_out(epoch: WorkerEpoch, next_data: Callable[[], Any], num_received: 
     except StopIteration:
         epoch.is_finished = True
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, SkipSample):
+            add_note(error, NO_SKIP)
         if num_received() > num_before:  # it comes in the place of the batch; else a worker died, or is late
             epoch.hand_out()
         raise

@@ -7,16 +7,19 @@ on; what one coroutine sets in its context variables, no other sees.
 
 import asyncio
 import contextvars
+import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from torchstage.engine.ledger import Ledger
 from torchstage.engine.segment import Worker, alive, join
+from torchstage.engine.stats import Laps, Tally
 from torchstage.engine.ticket import Batch, Part
 
 _left_behind: list[asyncio.AbstractEventLoop] = []  # in a forked child: loops whose files are the parent's to close
@@ -29,12 +32,19 @@ class Making:
     part: Part
     slot: int
     stage: str
+    laps: Laps = field(default_factory=Laps)  # of the stages that it is through
+    begin: float = math.inf  # when it came to its stage, on time.perf_counter's clock; written before the stage is
+    is_given_up: bool = False  # it was too long in a stage: it was cancelled, and what it brings is nobody's
 
 
 class EventLoop(Worker):
     """One thread with an event loop, an annex of a pool."""
 
-    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(
+        self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop], ledger: Ledger | None = None
+    ) -> None:
+        self._ledger = ledger or Ledger()
+        self._tallies: list[Tally] = []
         self._new_loop = new_loop
         self.num_coroutines = 0  # how many samples may be in the making here at once
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,6 +60,12 @@ class EventLoop(Worker):
         self.setup_error: BaseException | None = None
         self._set_up_is_over: SimpleQueue[None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def tally(self, label: str) -> Tally:
+        """A new account of what is made here. In the loop's thread, which closes it when it ends."""
+        tally = self._ledger.tally(label)
+        self._tallies.append(tally)
+        return tally
 
     @property
     def is_over(self) -> bool:
@@ -103,6 +119,8 @@ class EventLoop(Worker):
                     loop.run_forever()
             self._finish(loop)
         finally:
+            for tally in self._tallies:
+                tally.is_over = True
             alive.discard(self)
 
     def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -147,8 +165,13 @@ class EventLoop(Worker):
         task.add_done_callback(partial(self._ended, then))
 
     def _ended(self, then: Callable[[], None], task: "asyncio.Task[None]") -> None:
-        self._tasks.pop(task, None)
-        then()
+        making = self._tasks.pop(task, None)
+        if making is None or not making.is_given_up:  # else another one has its room
+            then()
+
+    def made(self) -> list[tuple["asyncio.Task[None]", Making]]:
+        """What is in the making at this moment."""
+        return list(self._tasks.items())
 
     def wait_for(self, awaitable: Awaitable[Any], enter: Callable[[], None] | None = None) -> Any:
         """Run a coroutine in the loop, set to a chain's modes, and wait for it, in another thread. Its error is raised
@@ -220,6 +243,8 @@ class EventLoop(Worker):
     def forget(self) -> None:
         """In a forked child: the thread stayed behind, and its loop's files are not ours to close."""
         self._is_over = self._has_ended = True
+        for tally in self._tallies:
+            tally.leave()
         if self._loop is not None:
             _left_behind.append(self._loop)
 

@@ -50,6 +50,8 @@ class Parking:
         self.is_open = False  # for good: the pool is closed
         self.next_look = 0.0
         self._num_threads = num_threads
+        self._most = num_threads  # that may ever run at once
+        self._are_held_out = False  # all but one
         self._num_parked = 0
         self._lock = threading.Lock()
         self._gate: SimpleQueue[None] = SimpleQueue()
@@ -68,6 +70,12 @@ class Parking:
         if hasattr(time, "pthread_getcpuclockid"):
             self._clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
 
+    def leave(self) -> None:
+        """Called for a thread that is stuck in user code and was given up: its room is another one's."""
+        with self._lock:
+            self.running -= 1
+            self._call()
+
     def wait_for_room(self) -> None:
         """Park the calling thread if more threads run than may; return when it is called again.
 
@@ -81,12 +89,36 @@ class Parking:
             self._num_parked += 1
         self._gate.get()
 
+    def hold_out(self) -> None:
+        """Let one thread alone work from here on, whichever it is; the others are parked as they come by."""
+        self._are_held_out = True
+        self.limit = 1
+
+    def let_in(self) -> None:
+        """Let the others work again."""
+        if self._are_held_out:
+            self._are_held_out = False
+            self.allow(self._most)
+
+    def allow(self, num_threads: int) -> None:
+        """Let so many work at once from here on, at the most."""
+        with self._lock:
+            self._most = max(1, min(num_threads, self._num_threads))
+            if not self._are_held_out:
+                self.limit, self._before = self._most, None
+                self._call()
+
+    @property
+    def most(self) -> int:
+        """How many threads may work at once."""
+        return self._most
+
     def look(self, now: float, sample_seconds: float | None) -> None:
         """Measure what the threads use and set the limit; at most once a period, by whichever thread comes by.
 
         Where a sample is so cheap that it can only be Python at work, one thread runs: two would wait for each other.
         """
-        if now < self.next_look or self.is_open:
+        if now < self.next_look or self.is_open or self._are_held_out:
             return
         with self._lock:
             if now < self.next_look:
@@ -95,14 +127,18 @@ class Parking:
             used = self._used_cores(now)
             if sample_seconds is not None and sample_seconds < LONE_SECONDS:
                 self.limit, self._before = 1, None
-            elif self.limit < min(self.num_cores, self._num_threads):
-                self.limit = min(self.num_cores, self._num_threads)
-            elif self._num_threads > self.num_cores:
+            elif self.limit < min(self.num_cores, self._most):
+                self.limit = min(self.num_cores, self._most)
+            elif self._most > self.num_cores:
                 self._try_another_limit(now, used)
-            while self._num_parked and self.running < self.limit:
-                self._num_parked -= 1
-                self.running += 1
-                self._gate.put(None)
+            self._call()
+
+    def _call(self) -> None:
+        """Call as many parked threads as there is room for. The lock is held."""
+        while self._num_parked and self.running < self.limit:
+            self._num_parked -= 1
+            self.running += 1
+            self._gate.put(None)
 
     def _try_another_limit(self, now: float, used: float) -> None:
         """Fewer threads are better if as much is done; more are better if more is done.
@@ -125,12 +161,16 @@ class Parking:
             return
         if used >= BUSY * self.num_cores and self.limit > self.num_cores:
             limit = self.num_cores + (self.limit - self.num_cores) // 2
-        elif used < ROOMY * self.num_cores and self.limit < self._num_threads:
-            limit = min(self._num_threads, 2 * self.limit)
+        elif used < ROOMY * self.num_cores and self.limit < self._most:
+            limit = min(self._most, 2 * self.limit)
         else:
             return
         self._before, self._judged_at = (self.limit, used), now + SETTLE_SECONDS
         self.limit = limit
+
+    def cpu_seconds(self) -> float:
+        """That its threads used so far, those that have ended left out."""
+        return sum(cpu_seconds(clock) or 0.0 for clock in list(self._clocks))
 
     def _used_cores(self, now: float) -> float:
         elapsed, self._last_look = now - self._last_look, now

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from torchstage.engine.channel import Channel
+from torchstage.engine.ledger import Ledger, Site
 from torchstage.engine.parking import Parking, usable_cores
 from torchstage.engine.segment import Worker, alive, join
-from torchstage.engine.stats import Meter, Tally, merge
+from torchstage.engine.stats import Meter
 from torchstage.engine.ticket import Batch, Part
 
 VISIT_SECONDS = 200e-6  # calling one more thread to a batch costs 10 to 50 us: it should find several times that to do
@@ -60,7 +61,17 @@ class Pool:
 
     runs_user_code = False
 
-    def __init__(self, num_threads: int, name: str, has_lanes: bool = False, *, is_annex: bool = False) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        has_lanes: bool = False,
+        *,
+        is_annex: bool = False,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.ledger = ledger or Ledger()
+        self.site = Site("lane" if has_lanes else "thread", 0, name, wanted=num_threads)
         self.num_threads = num_threads
         self.has_lanes = has_lanes
         self.is_annex = is_annex
@@ -69,6 +80,8 @@ class Pool:
         self.meter = Meter()
         self.parking = Parking(num_threads, usable_cores())
         self.workers: list[Worker] = []
+        self.given_up: list[Worker] = []  # threads that are stuck in user code, and others have their places
+        self._num_replaced = 0
         self.is_closed = False
         self._is_told = False  # whether all threads were told to end
         self._name = name
@@ -80,12 +93,26 @@ class Pool:
         """Have that many threads, at most all of them. ``set_up(k)`` runs in thread k, one after another, before its
         first batch; what it raises is raised here, and what it returns is called when the thread ends."""
         while len(self.workers) < min(num_threads, self.num_threads):
-            number = len(self.workers)
-            channel = self.channels[number if self.has_lanes else 0]
-            name = f"{self._name}-{number}"
-            worker = Worker(number, name, channel, self.meter, self.parking, is_annex=self.is_annex)
+            worker = self._new_worker(len(self.workers), f"{self._name}-{len(self.workers)}")
+            self.site.threads = max(self.site.threads, len(self.workers) + 1)
             self.workers.append(worker)  # before it starts: Ctrl-C in start() must not leave a thread that nobody ends
-            worker.start(set_up)
+            _start(worker, set_up)
+
+    def _new_worker(self, number: int, name: str) -> Worker:
+        channel, tally = self.channels[number if self.has_lanes else 0], self.ledger.tally(self.site.label)
+        return Worker(number, name, channel, self.meter, self.parking, is_annex=self.is_annex, tally=tally)
+
+    def replace(self, worker: Worker, set_up: Callable[[int], Callable[[], None] | None]) -> None:
+        """Have another thread in the place, and with the number, of one that was given up: it is stuck in user code,
+        and ends when it comes out of that. Its account is closed: what it does there is nobody's. Raises as ``start``.
+        """
+        self.given_up = [*(known for known in self.given_up if known.thread.is_alive()), worker]
+        self._num_replaced += 1
+        worker.tally.is_over = True
+        self.parking.leave()
+        new = self._new_worker(worker.number, f"{self._name}-{worker.number}.{self._num_replaced}")
+        self.workers[worker.number] = new
+        _start(new, set_up)
 
     @property
     def num_started(self) -> int:
@@ -103,14 +130,14 @@ class Pool:
         so that calling it again must do no harm."""
         return all(channel.is_empty() for channel in self.channels) and all(w.batch is None for w in self.workers)
 
-    def call_threads_to(self, batch: Batch) -> None:
+    def call_threads_to(self, batch: Batch, *, has_time: bool = False) -> None:
         """Let as many threads come to the batch as there is work in it for: all where samples are dear, so that the
-        batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work. To a lane's
-        batch, the lane's own."""
+        batch is early; one where they are cheap, so that nobody is woken for a few microseconds of work, or where it
+        ``has_time``. To a lane's batch, the lane's own."""
         if batch.chain.lane is not None:
             self.channels[batch.chain.lane].put(batch.first)
             return
-        num_threads = min(batch.size, len(self.workers))
+        num_threads = min(batch.size, 1 if has_time else len(self.workers))
         seconds = self.meter.sample_seconds
         if seconds is not None:
             num_threads = max(1, min(num_threads, math.ceil(batch.size * seconds / VISIT_SECONDS)))
@@ -160,20 +187,33 @@ class Pool:
             self._is_told = True
 
     def join(self, deadline: float) -> list[Worker]:
-        """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code."""
-        stuck = join(self.workers, deadline)
+        """Wait for the threads until ``deadline`` (on time.monotonic's clock). Returns those still in user code, those
+        that were given up among them."""
+        stuck = join([*self.workers, *self.given_up], deadline)
         return stuck + [worker for annex in self.annexes for worker in annex.join(deadline)]
+
+    def join_working(self, deadline: float) -> None:
+        """Likewise, for all but those that were given up."""
+        join(self.workers, deadline)
+        for annex in self.annexes:
+            (annex.join_working if isinstance(annex, Pool) else annex.join)(deadline)
 
     def forget(self) -> None:
         """In a forked child: the threads stayed behind. Touches no lock, since one of them may have held it."""
         self.is_closed = True
-        self.workers = []
+        for worker in self.workers:
+            worker.tally.leave()
+        self.workers, self.given_up = [], []
         for annex in self.annexes:
             annex.forget()
 
-    def tally(self) -> Tally:
-        """What the threads did so far."""
-        return merge(worker.tally for worker in self.workers)
+
+def _start(worker: Worker, set_up: Callable[[int], Callable[[], None] | None]) -> None:
+    try:
+        worker.start(set_up)
+    except RuntimeError:
+        worker.tally.is_over = worker.tally.is_over or worker.thread.ident is None  # the system has no thread left
+        raise
 
 
 @atexit.register

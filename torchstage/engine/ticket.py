@@ -5,9 +5,40 @@ lock.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from torchstage.engine.stats import Key
+
+STAGE = "_torchstage_stage"  # attribute of an error: the stage that it was raised in, where several run together
+SAMPLE = "_torchstage_sample"  # likewise: which sample of its batch, where a whole batch is made elsewhere
+
+
+class NoError(Exception):  # an error's place is taken by what is none
+    """Something to be said in the place of a batch that is no error: it counts as none, and its batch as no batch."""
+
+
+def said_stage(error: BaseException, first: str) -> str:
+    """The stage that an error was raised in: as it says itself, else the first."""
+    return str(vars(error).get(STAGE, first)) if hasattr(error, "__dict__") else first
+
+
+class SkipSample(NoError):  # noqa: N818  # a word for the user's code, where nothing went wrong
+    """Raised in a dataset or a stage: this sample is left out. Always allowed, whatever ``on_error`` is; counted apart,
+    never as an error. ``reason``: for the report."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class PartlyBad(NoError):  # noqa: N818  # it never leaves the engine
+    """Some samples of a batch that came at once failed: they are Failures among the values."""
+
+    def __init__(self, values: list[Any]) -> None:
+        super().__init__(values)  # it may be pickled
+        self.values = values
 
 
 class Wake(Protocol):
@@ -28,11 +59,13 @@ class Failure:
     """An error in a sample's or a batch's place, kept as the user's own exception object.
 
     ``stage`` is where it was raised; ``slot`` is the sample's place in its batch, None when the whole batch failed.
+    ``sample``: the sample's place where a slot stands for a whole batch, if it is known.
     """
 
     error: BaseException
     stage: str
     slot: int | None = None
+    sample: int | None = None
 
 
 def caught(error: BaseException, stage: str, slot: int | None = None) -> Failure:
@@ -50,6 +83,31 @@ class Skipped:
 
 
 SKIPPED = Skipped()
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """What became of a batch in which samples failed. ``values`` and ``indices``: what its ``finish`` is given, whole
+    (one list each) where the batch was one ticket; ``slots``: of the samples in it. ``bad``: the slots of those
+    that failed, each with a plain record of it. ``failure``: the batch's own, if that is what is to come."""
+
+    values: list[Any]
+    indices: Sequence[Any]
+    slots: Sequence[int]
+    bad: tuple[tuple[int, Any], ...]
+    failure: Failure | None = None
+
+
+class Tolerance(Protocol):
+    """What a loader does where a sample fails."""
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether the other samples of the batch go on without it."""
+        ...
+
+    def sift(self, batch: "Batch", values: list[Any]) -> Sifted:
+        """What becomes of a batch of these values, some of which are Failures."""
+        ...
 
 
 class Place(Protocol):
@@ -71,21 +129,30 @@ Step = tuple[str, Callable[[Any], Any]]  # a stage's name and its function
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Stages that run one after another. ``begin`` is told before them which sample comes: its item."""
+    """Stages that run one after another. ``begin`` is told before them which sample comes: its item. ``names``: of the
+    stages, where one step stands for several of them."""
 
     steps: tuple[Step, ...]
     begin: Callable[[Any], None] | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Neighbouring stages that run in one place, one after another, with no hand-over. ``place`` None: the pool's own
     threads. ``spread``: what comes out is the list of a whole batch's samples, each of which goes on by itself; it
-    tells their items, given that of the batch."""
+    tells their items, given that of the batch. ``limits``: how many seconds a sample may be in a stage, where that is
+    looked at from outside."""
 
     legs: tuple[Leg, ...]
     place: Place | None = None
     spread: Callable[[Any], Sequence[Any]] | None = None
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        named = (leg.names or tuple(stage for stage, _ in leg.steps) for leg in self.legs)
+        object.__setattr__(self, "key", (False, tuple(name for names in named for name in names)))
 
     @property
     def stage(self) -> str:
@@ -106,7 +173,10 @@ class Chain:
     another once every sample is there: each maps what came before it (first the values, in order) and the batch's
     dataset indices. ``enter`` is called in a thread that meets this chain for the first time. The batches of a ``lane``
     go to the thread of that number alone, which works on them in their order. ``home`` finishes batches whose last
-    sample came from elsewhere than the pool's own threads.
+    sample came from elsewhere than the pool's own threads. ``is_counted``: what its batches' samples went through is
+    counted where they are made. ``tolerance``: of samples that fail; None: they fail their batch. ``lost``: of a batch
+    that is made elsewhere in one piece, which of its samples an error says to be lost there, if the others are to be
+    made once more without it.
     """
 
     segments: tuple[Segment, ...]
@@ -115,6 +185,24 @@ class Chain:
     takes_whole: bool = False  # one ticket stands for a whole batch, or for what the user gets as one
     lane: int | None = None
     home: Place | None = None
+    is_counted: bool = False
+    tolerance: Tolerance | None = None
+    lost: Callable[[BaseException], int | None] | None = None
+    finish_key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "finish_key", (True, tuple(stage for stage, _ in self.finish)))
+
+    @property
+    def last_stage(self) -> str:
+        """Where a batch is once all its samples are there: the first that is given the whole of it."""
+        return self.finish[0][0] if self.finish else self.segments[-1].stage
+
+
+def is_tolerated(chain: Chain, error: BaseException) -> bool:
+    """Whether the other samples go on without one that failed so."""
+    tolerance = chain.tolerance
+    return tolerance is not None and (isinstance(error, PartlyBad) or tolerance.takes(error))
 
 
 def simple_chain(
@@ -125,9 +213,10 @@ def simple_chain(
     *,
     takes_whole: bool = False,
     lane: int | None = None,
+    names: tuple[str, ...] = (),
 ) -> Chain:
-    """A chain of one stage, in the pool's own threads."""
-    return Chain((Segment((Leg(((stage, sample),)),)),), finish, enter, takes_whole, lane)
+    """A chain of one stage, in the pool's own threads. ``names``: of all that it stands for, if it does for several."""
+    return Chain((Segment((Leg(((stage, sample),), None, names),)),), finish, enter, takes_whole, lane)
 
 
 def _nothing() -> None:
@@ -161,9 +250,12 @@ class Part:
         assert after is not None
         if self.segment.spread is not None:
             values = self.batch.spread(value, self.segment.spread)
-            after.waiting.update(enumerate(values))
-            after.todo.extend(reversed(range(len(values))))
-            num_samples = len(values)
+            slots = list(range(len(values)))
+            if self.batch.chain.tolerance is not None:
+                slots = [at for at in slots if not self.batch.has_failed_already(at, values[at])]
+            after.waiting.update((at, values[at]) for at in slots)
+            after.todo.extend(reversed(slots))
+            num_samples = len(slots)
         else:
             after.waiting[slot] = value
             after.todo.appendleft(slot)
@@ -201,19 +293,29 @@ class Batch:
     __slots__ = (
         "admitted_with",
         "after",
+        "bad",
         "chain",
         "done",
+        "done_at",
+        "end",
         "failure",
         "finisher",
         "first",
+        "has_bad",
         "has_failed",
         "indices",
         "is_called",
         "is_dropped",
+        "is_left_out",
+        "is_raw",
         "items",
+        "kept",
+        "lost",
+        "num_made",
         "number",
         "settled",
         "size",
+        "slots",
         "value",
         "wake",
     )
@@ -230,9 +332,19 @@ class Batch:
         self.finisher = [None]  # whoever pops it finishes the batch
         self.wake = wake
         self.has_failed = False
+        self.has_bad = False  # whether samples failed that the others go on without
+        self.bad: tuple[tuple[int, Any], ...] = ()  # their slots, and what the tolerance says of them
+        self.kept: Sequence[Any] | None = None  # the indices that are left then; None: all
+        self.lost: tuple[tuple[int, BaseException], ...] = ()  # samples that are not tried again, and why
+        self.is_left_out = False  # no sample is left
+        self.end: tuple[int, Any] | None = None  # of one made of others' samples: the place after it, its last index
+        self.is_raw = False  # it is not handed out: its samples become parts of others
+        self.slots: Sequence[int] | None = None  # of the samples that are left; None: all
         self.is_dropped = False
         self.is_called = False  # of a lane's batch: whether its thread was called to it
         self.done = False
+        self.num_made = 0  # samples in its value
+        self.done_at = 0.0  # on time.perf_counter's clock
         self.value: Any = None
         self.failure: Failure | None = None
         self.after: Callable[[Batch], Failure | None] | None = None  # called by who finishes it, before and after it is
@@ -250,6 +362,19 @@ class Batch:
     def todo(self) -> list[int]:
         """The slots that nobody has begun."""
         return self.first.todo
+
+    @property
+    def num_each(self) -> int:
+        """How many samples a ticket stands for, as far as its index says that."""
+        if not self.chain.takes_whole or self.size != 1:
+            return 1
+        index = self.indices[0]
+        return len(cast(list[Any], index)) if isinstance(index, list) else 1
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples it has, likewise."""
+        return self.size * self.num_each
 
     @property
     def is_settled(self) -> bool:
@@ -272,7 +397,7 @@ class Batch:
         if len(values) != len(indices):
             raise ValueError(f"{len(values)} samples came for {len(indices)} indices; each index wants one, in order.")
         self.items = items_of(item)
-        self.indices, self.size = indices, len(indices)
+        self.size, self.indices = len(indices), indices  # in this order: others ask how many samples it has
         return values
 
     def settle(self, slot: int, outcome: Any) -> None:
@@ -284,7 +409,12 @@ class Batch:
         """Settle the slot with a failure, and the slots that nobody took yet as skipped.
 
         Slots are taken in order, so all that are left lie behind this one: the lowest failure still decides the batch.
+        What the chain tolerates skips none.
         """
+        if is_tolerated(self.chain, failure.error):
+            self.has_bad = True  # before it can be finished
+            self.settle(slot, failure)
+            return
         self.has_failed = True
         self.settle(slot, failure)
         while self.todo:
@@ -292,6 +422,28 @@ class Batch:
                 self.settle(self.todo.pop(), SKIPPED)
             except IndexError:  # another thread took the last one
                 return
+
+    def has_failed_already(self, slot: int, value: Any) -> bool:
+        """Of a sample that came with others at once: whether it came as a failure. Then it is settled."""
+        if type(value) is not Failure:
+            return False
+        self.fail(slot, value)
+        return True
+
+    def goes_on_without(self, error: BaseException) -> bool:
+        """Whether this error, of a batch that is made elsewhere in one piece, is that of one sample, without which it
+        is made once more."""
+        sample = None if self.chain.lost is None else self.chain.lost(error)
+        if sample is None or sample in dict(self.lost):
+            return False
+        self.lost = (*self.lost, (sample, error))
+        return True
+
+    def take_sifted(self, sifted: Sifted) -> None:
+        """Samples of it failed, and this is what became of it."""
+        self.value, self.kept, self.bad, self.slots = sifted.values, sifted.indices, sifted.bad, sifted.slots
+        self.num_made = len(sifted.slots)
+        self.is_left_out = not sifted.slots and sifted.failure is None
 
     def claim_finish(self) -> bool:
         """True for exactly one caller, and only after every slot is settled.
@@ -308,11 +460,13 @@ class Batch:
         return True
 
     def first_failure(self) -> Failure | None:
-        """The failure of the lowest slot: the one that a loop over the samples would have met first."""
+        """The failure of the lowest slot: the one that a loop over the samples would have met first. Not one that the
+        others go on without: they do not, for the sake of another."""
         if not self.has_failed:
             return None
         outcomes = (self.settled[slot] for slot in range(self.size))
-        return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+        failures = (outcome for outcome in outcomes if isinstance(outcome, Failure))
+        return next((one for one in failures if not is_tolerated(self.chain, one.error)), None)
 
     def drop(self) -> None:
         """Leave what nobody began yet undone, samples and collate: the run is over. Safe in a finalizer."""

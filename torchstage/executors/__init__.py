@@ -1,0 +1,1 @@
+"""Executors: what runs stages outside the threads of a loader, and how values come there and back."""

@@ -1,0 +1,1 @@
+"""Placement: threads or processes for each stage, and why."""
