@@ -28,7 +28,7 @@ else:
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-GRACE_SECONDS = 2.0  # a dropped iterator ends its threads without waiting for them: they may need a moment
+GRACE_SECONDS = 5.0  # a dropped iterator ends its threads without waiting for them: they may need a moment
 POLL_SECONDS = 0.01
 HAS_PROC = Path("/proc/self/stat").exists()
 HAS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()  # some kernels are built without
@@ -68,14 +68,16 @@ def list_judged_threads() -> Iterator[threading.Thread]:
 
 
 def list_child_pids() -> Iterator[int]:
-    """The children of this process, unreaped ones too. Without /proc, only those of multiprocessing."""
+    """The children of this process, unreaped ones too, and of the process that loaders' processes are forked from.
+    Without /proc, only those of multiprocessing."""
     for process in multiprocessing.active_children():
         if process.pid is not None:
             yield process.pid
     if HAS_CHILDREN:
-        for path in Path("/proc/self/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
-                yield from map(int, path.read_text().split())
+        for pid in (os.getpid(), *([] if nursery() is None else [nursery()[0]])):
+            for path in Path(f"/proc/{pid}/task").glob("*/children"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
+                    yield from map(int, path.read_text().split())
     elif HAS_PROC:
         for folder in Path("/proc").glob("[0-9]*"):
             stat = read_process_stat(int(folder.name))
@@ -83,11 +85,18 @@ def list_child_pids() -> Iterator[int]:
                 yield int(folder.name)
 
 
+def nursery() -> tuple[int, int] | None:
+    """The process that loaders' processes are forked from, and the socket to it: they stay from loader to loader."""
+    launch = sys.modules.get("torchstage.executors.nursing")
+    return None if launch is None else launch.nursery_belongings()
+
+
 def list_service_pids() -> set[int | None]:
-    """Helpers that multiprocessing starts once and keeps by design."""
+    """Helpers that are started once and kept by design."""
     from multiprocessing import forkserver, resource_tracker
 
     return {
+        *([] if nursery() is None else [nursery()[0]]),
         getattr(resource_tracker._resource_tracker, "_pid", None),
         getattr(forkserver._forkserver, "_forkserver_pid", None),
     }
@@ -98,6 +107,7 @@ def list_service_files() -> set[int | None]:
     from multiprocessing import forkserver, resource_tracker
 
     return {
+        *([] if nursery() is None else [nursery()[1]]),
         getattr(resource_tracker._resource_tracker, "_fd", None),
         getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
     }

@@ -40,7 +40,7 @@ def test_what_is_late_is_named_with_its_threads_stack(num_workers):
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match=rf"^DataLoader timed out after {TIMEOUT_SECONDS} seconds: ") as caught:
         next(iterator)
-    assert TIMEOUT_SECONDS <= time.monotonic() - begin < TIMEOUT_SECONDS + 2
+    assert TIMEOUT_SECONDS <= time.monotonic() - begin < TIMEOUT_SECONDS + 10
     words = str(caught.value)
     assert "stage 'fetch', dataset index 5, batch 1 is late, in thread torchstage-fetch-" in words
     assert re.search(r"in wait_for_the_network\n\s+assert self.let_go.wait", words)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -16,6 +18,7 @@ def run_example(name: str, *arguments: str | Path) -> str:
     return finished.stdout
 
 
+@pytest.mark.timeout(400)  # it takes 20 s on a machine that has time
 def test_swapping_the_class_gives_the_same_batches_and_losses(tmp_path):
     printed = run_example("01_drop_in.py", "--quick", "--data", tmp_path)
     assert re.search(r"Same batches: yes \((\d+) of \1 by hash\)", printed), printed

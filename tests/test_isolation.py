@@ -104,7 +104,7 @@ def test_the_warning_tells_the_ways_out(words, path):
     with closing(SERIALISED[words](path)) as dataset:
         with pytest.warns(UserWarning, match="so this dataset is used by one thread at a time") as caught:
             next(iter(loader_of(dataset)))
-        for way in ("__getitem__", "isolation='shared'", "multiprocessing_context='forkserver'"):
+        for way in ("__getitem__", "isolation='shared'", "worker_method='multiprocessing'"):
             assert way in str(caught[0].message).partition("Ways out: ")[2]
 
 

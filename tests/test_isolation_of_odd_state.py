@@ -236,7 +236,7 @@ STORIES = [
 def samples_of(dataset, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* used by one thread at a time")
-        return [int(sample) for sample in StageLoader(dataset, None, num_workers=3, **options)]
+        return [int(sample) for sample in StageLoader(dataset, None, num_workers=3, worker_method="thread", **options)]
 
 
 @pytest.mark.parametrize("kind", STORIES)
@@ -260,7 +260,7 @@ def test_it_breaks_in_threads_that_share(kind):
 
 
 def test_samples_that_fail_end_no_trial():
-    iterator, got = iter(StageLoader(Failing(), None, num_workers=3)), []
+    iterator, got = iter(StageLoader(Failing(), None, num_workers=3, worker_method="thread")), []
     for index in range(NUM_SAMPLES):
         if index < 3:
             with pytest.raises(LookupError):
@@ -307,7 +307,7 @@ class Cleans(Base):
 def test_a_finalizer_of_the_users_does_not_run_for_copies():
     dataset = Cleans()
     with pytest.warns(UserWarning, match="__del__"):
-        got = [int(sample) for sample in StageLoader(dataset, None, num_workers=3)]
+        got = [int(sample) for sample in StageLoader(dataset, None, num_workers=3, worker_method="thread")]
     assert got == list(range(NUM_SAMPLES))
     assert Path(dataset.folder).exists()
 

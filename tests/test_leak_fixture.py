@@ -87,8 +87,8 @@ FAILED_TEST = """
 @pytest.fixture
 def run_inside(pytester):
     """Run a test file under a copy of our conftest, with a short grace."""
-    assert "GRACE_SECONDS = 2.0" in CONFTEST
-    pytester.makeconftest(CONFTEST.replace("GRACE_SECONDS = 2.0", "GRACE_SECONDS = 0.3"))
+    assert "GRACE_SECONDS = 5.0" in CONFTEST
+    pytester.makeconftest(CONFTEST.replace("GRACE_SECONDS = 5.0", "GRACE_SECONDS = 0.3"))
 
     def run(body: str) -> pytest.RunResult:
         pytester.makepyfile(body)

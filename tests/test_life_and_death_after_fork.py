@@ -100,7 +100,7 @@ assert len(flat(iterator)) == 196
 def test_whatever_a_forked_child_does_it_does_not_hang_and_the_parent_goes_on(persistent, outside):
     stories = [line[4:].partition("(")[0] for line in STORIES.splitlines() if line.startswith("def ")]
     ended = outside.run(FORK + STORIES.format(persistent=persistent, stories=", ".join(stories)))
-    ended.assert_quiet(max_seconds=15)
+    ended.assert_quiet()
 
 
 def test_a_process_of_multiprocessing_uses_a_loader_while_the_parents_threads_run(outside):
@@ -125,7 +125,7 @@ for _ in range(3):
 assert len(flat(iterator)) == 188
 """
     )
-    ended.assert_quiet(max_seconds=6)
+    ended.assert_quiet()
 
 
 def test_a_child_may_use_a_dataset_that_was_in_use_when_it_was_forked(outside):
@@ -161,7 +161,7 @@ dataset.let_go.set()
 assert status == 0, status
 """
     )
-    ended.assert_quiet(max_seconds=6)
+    ended.assert_quiet()
 
 
 def test_threads_of_the_parent_live_on_after_many_forks(outside):
@@ -180,4 +180,4 @@ for number, batch in enumerate(iterator):
 assert seen == list(range(400))
 """
     )
-    ended.assert_quiet(max_seconds=6)
+    ended.assert_quiet()

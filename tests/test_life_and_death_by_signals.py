@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = "outside"
 
 NUM_INTERRUPTS = 60  # each takes 0.3 s
-MAX_SECONDS = 4.5  # a thread that does not end is waited for 5 s
+STUCK_SECONDS = 4.5  # a thread that does not end is waited for 5 s
 
 LOOPING = """
 import warnings
@@ -39,18 +39,15 @@ def interrupt(script, seconds: float) -> None:
     script.send(signal.SIGINT)
 
 
-def judge(script) -> float:
-    """It must end as an interrupted script ends. Returns how long that took."""
-    begin = time.monotonic()
+def judge(script) -> None:
+    """It must end as an interrupted script ends, and wait for no thread: that would be told."""
     ended = script.wait(max_seconds=20)
-    seconds = time.monotonic() - begin
     assert ended.status == -signal.SIGINT, ended.err
     last_lines = [line for line in ended.err.splitlines() if line.startswith("KeyboardInterrupt")]
     assert last_lines == ["KeyboardInterrupt"], ended.err
     for words in ("Fatal Python error", "Exception ignored", "torchstage: thread"):
         assert words not in ended.err
     assert not ended.left_processes
-    return seconds
 
 
 @pytest.mark.stress
@@ -61,7 +58,7 @@ def test_an_interrupt_at_a_random_moment_is_one_traceback_and_the_end(outside):
         for script in scripts:
             interrupt(script, moments.uniform(0, 0.15))
         for script in scripts:
-            assert judge(script) < MAX_SECONDS
+            judge(script)
 
 
 @pytest.mark.parametrize("place", ["__next__", "set-up"])
@@ -79,7 +76,7 @@ def test_an_interrupt_while_the_consumer_waits(place, outside):
             pass
     """)
     interrupt(script, 0.02)
-    assert judge(script) < MAX_SECONDS
+    judge(script)
 
 
 def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
@@ -101,7 +98,7 @@ def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
     script.send(signal.SIGINT)
     begin = time.monotonic()
     ended = script.wait(max_seconds=20)
-    assert time.monotonic() - begin < MAX_SECONDS
+    assert time.monotonic() - begin < STUCK_SECONDS
     assert ended.status == -signal.SIGINT
     assert "Fatal Python error" not in ended.err
 

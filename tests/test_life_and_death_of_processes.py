@@ -110,8 +110,9 @@ def test_a_consumer_in_a_daemon_thread_does_not_keep_the_script_from_ending(outs
         begun.wait()
     """)
     assert ended.status == 0
-    assert ended.seconds < 3
+    ended.assert_in_time()
     assert "Fatal Python error" not in ended.err
+    assert "torchstage: thread" not in ended.err
 
 
 def test_a_fresh_interpreter_ends_as_well(tmp_path):
@@ -138,7 +139,7 @@ for number, batch in enumerate(loader):
 def test_sys_exit_in_the_loop_keeps_its_status(persistent, outside):
     ended = outside.run(LOOP.format(persistent=persistent, end="sys.exit(3)"))
     assert (ended.status, ended.err) == (3, "")
-    assert ended.seconds < 3
+    ended.assert_in_time()
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -147,7 +148,7 @@ def test_an_exception_in_the_loop_is_all_that_is_told(persistent, outside):
     assert ended.status == 1
     assert ended.err.count("Traceback") == 1
     assert ended.err.endswith("ArithmeticError: mine\n")
-    assert ended.seconds < 3
+    ended.assert_in_time()
 
 
 def test_an_error_of_the_dataset_ends_the_script_with_its_place(outside):
@@ -166,16 +167,22 @@ def test_an_error_of_the_dataset_ends_the_script_with_its_place(outside):
     assert ended.err.endswith(
         "ValueError: broken picture\ntorchstage: raised in stage 'fetch', dataset index 13, batch 3\n"
     )
-    assert ended.seconds < 3
+    ended.assert_in_time()
 
 
 def test_a_script_does_not_wait_for_samples_that_nobody_will_see(outside):
-    """36 samples of 0.3 s are in flight. The two that are being made are waited for, the others are not begun."""
+    """40 samples of 0.3 s are let in. The two that are being made are waited for, the others are not begun."""
     ended = outside.run("""
-        iterator = iter(StageLoader(Numbers(seconds=0.3), batch_size=4, num_workers=2))
+        class Told(Numbers):
+            def __getitem__(self, index):
+                print(index, flush=True)
+                return super().__getitem__(index)
+
+        iterator = iter(StageLoader(Told(seconds=0.3), batch_size=4, num_workers=2))
         next(iterator)
     """)
-    ended.assert_quiet(max_seconds=2.5)
+    ended.assert_quiet()
+    assert 4 <= len(ended.out.split()) < 20  # six; more where the machine is busy
 
 
 def test_a_script_ends_in_the_middle_of_a_loader_inside_a_loader(outside):
@@ -207,7 +214,8 @@ def test_a_thread_stuck_in_user_code_is_named_and_left_behind(outside):
         stuck.wait()
     """)
     assert ended.status == 0
-    assert 5 <= ended.seconds < 9
+    assert ended.seconds >= 5
+    ended.assert_in_time()
     assert ended.err.count("\n") == 1
     assert ended.err.startswith("torchstage: thread torchstage-fetch-")
     assert "still in stage 'fetch', dataset index 5 (batch 1)" in ended.err

@@ -166,7 +166,7 @@ def test_ur_065_a_timeout_names_what_is_stuck(num_workers):
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds") as caught:
         next(iterator)
-    assert time.monotonic() - begin < 1.4
+    assert time.monotonic() - begin < 10
     for words in ("stage 'fetch'", "dataset index 0", "read_the_socket", "let_go.wait"):
         assert words in str(caught.value)
     let_go.set()

@@ -210,7 +210,7 @@ def test_torch_uses_one_core_in_a_loader_thread_and_all_elsewhere(outside):
         assert (torch.get_num_threads(), in_new_thread()) == (3, 3)
         print("as it was")
     """)
-    ended.assert_quiet(max_seconds=10)
+    ended.assert_quiet()
     assert ended.out == "as it was\n"
 
 

@@ -288,3 +288,35 @@ def test_the_clock_of_a_real_thread_can_be_read_until_it_ends():
     deadline = time.monotonic() + PATIENCE_SECONDS
     while parking_module.cpu_seconds(clocks[0]) is not None:  # the system may take a moment to forget it
         assert time.monotonic() < deadline
+
+
+def test_all_threads_but_one_are_held_out_and_let_in_again(machine_of):
+    machine = machine_of(8)
+    machine.parking.hold_out()
+    assert set(limits(machine, 1, cores_of_a_thread=0.1)) == {1}  # whatever they use
+    machine.parking.let_in()
+    assert machine.parking.limit == 8
+    assert machine.parking.running == 8
+
+
+def test_no_more_threads_than_allowed_work_however_little_they_use(machine_of):
+    machine = machine_of(8)
+    machine.parking.allow(1)
+    assert set(limits(machine, 2, cores_of_a_thread=0.05)) == {1}
+    machine.parking.allow(8)
+    assert limits(machine, 1, cores_of_a_thread=0.05)[-1] == 8
+
+
+def test_who_is_allowed_while_all_are_held_out_comes_in_with_the_others(machine_of):
+    machine = machine_of(8)
+    machine.parking.hold_out()
+    machine.parking.allow(3)
+    assert machine.parking.limit == 1
+    machine.parking.let_in()
+    assert machine.parking.limit == 3
+
+
+def test_at_least_one_thread_is_always_allowed():
+    parking = Parking(4, NUM_CORES)
+    parking.allow(0)
+    assert parking.most == 1

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes import PATIENCE_SECONDS, Gate, batch_of, chain_of, do_nothing, pool_of
@@ -11,6 +12,7 @@ from torchstage.engine import pool as pools
 from torchstage.engine.channel import Channel
 from torchstage.engine.pool import VISIT_SECONDS, Pool, join
 from torchstage.engine.segment import alive
+from torchstage.engine.stats import Tally
 
 
 def soon() -> float:
@@ -197,7 +199,7 @@ def test_a_thread_that_joins_its_own_pool_does_not_wait_for_itself():
     assert answers == [[0]]
 
 
-def test_a_tally_sums_up_what_the_threads_did():
+def test_a_ledger_sums_up_what_the_threads_did():
     with pool_of(3) as pool:
         batches = [batch_of(5) for _ in range(4)]
         for batch in batches:
@@ -208,15 +210,14 @@ def test_a_tally_sums_up_what_the_threads_did():
             time.sleep(0)
         pool.abandon()
         assert pool.join(soon()) == []
-        total = pool.tally()
-    assert (total.num_samples, total.num_batches) == (20, 4)
-    assert total.busy_seconds > 0
+        total = pool.ledger.total()
+    assert sum(work.num_samples for (of_batches, _), work in total.works.items() if not of_batches) == 20
 
 
 def test_a_forked_child_forgets_threads_that_stayed_behind():
     """What the child's hook does, told without a fork: no lock is touched, nothing is waited for."""
     pool = Pool(2, "torchstage-test")
-    pool.workers = [object()] * 2  # threads of another process
+    pool.workers = [SimpleNamespace(tally=Tally())] * 2  # threads of another process
     with pool.parking._lock:
         pool.forget()
     assert (pool.is_closed, pool.workers) == (True, [])

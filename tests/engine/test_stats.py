@@ -1,23 +1,8 @@
-"""Stats: tallies add up, and the meter follows what samples cost now."""
+"""Stats: the meter follows what samples cost now. What is counted beside it: tests/stats."""
 
 import pytest
 
-from torchstage.engine.stats import Meter, Tally, merge
-
-
-def test_tallies_add_up():
-    total = merge([Tally(3, 0.5, 1, 0.25), Tally(4, 1.5, 2, 0.75)])
-    assert total == Tally(7, 2.0, 3, 1.0)
-
-
-def test_no_tally_is_an_empty_one():
-    assert merge([]) == Tally()
-
-
-def test_merging_changes_no_tally():
-    one = Tally(num_samples=1)
-    merge([one, one])
-    assert one == Tally(num_samples=1)
+from torchstage.engine.stats import Meter
 
 
 def test_the_meter_knows_nothing_before_the_first_visit():

@@ -93,14 +93,20 @@ EVERY: dict[str, Any] = {
     "pin_memory_device": "cpu",
     "in_order": False,
     "stages": (Stage(torch.clone),),
+    "worker_method": "multiprocessing",
     "lanes": 3,
     "device": "cpu",
     "prefetch_bytes": 1 << 20,
     "isolation": "serial",
     "seed": 11,
     "sample_rng": False,
+    "prefetch_epochs": True,
     "snapshot_every_n_steps": 4,
+    "on_error": "replace",
+    "max_bad_samples": 7,
 }
+
+OF_ITERABLE = {**EVERY, "on_error": "raise"}  # worker processes that are torch's own refuse all others
 
 
 def arguments_of(loader_class: type[StageLoader]) -> dict[str, Any]:

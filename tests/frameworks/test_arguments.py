@@ -1,13 +1,14 @@
 """Arguments: what every framework relies on when it rebuilds a loader from what it can see of it."""
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
 
 from torchstage import StageLoader
 
-from .fed import EVERY, ORDER, Augmented, Stream, assert_kept, parameters
+from .fed import EVERY, OF_ITERABLE, ORDER, Augmented, Stream, assert_kept, parameters
 
 
 def test_each_argument_has_a_value_here_that_is_not_its_default() -> None:
@@ -23,9 +24,11 @@ def test_no_argument_hides_behind_stars() -> None:
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize("dataset", [Augmented(8), Stream(8)], ids=["map", "iterable"])
-def test_each_argument_is_a_public_attribute_of_its_name(dataset: object) -> None:
-    assert_kept(StageLoader(dataset, **EVERY), EVERY)
+@pytest.mark.parametrize(
+    ("dataset", "arguments"), [(Augmented(8), EVERY), (Stream(8), OF_ITERABLE)], ids=["map", "iterable"]
+)
+def test_each_argument_is_a_public_attribute_of_its_name(dataset: object, arguments: dict[str, Any]) -> None:
+    assert_kept(StageLoader(dataset, **arguments), arguments)
 
 
 def test_each_public_attribute_is_an_argument() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from torchstage import StageLoader
 
-from .fed import CLASSES, EVERY, Augmented, Named, Stream, arguments_of, assert_kept, init_worker, numbers_of
+from .fed import CLASSES, OF_ITERABLE, Augmented, Named, Stream, arguments_of, assert_kept, init_worker, numbers_of
 from .training import QUIET, Recorder, loader_used, new_trainer, run
 
 pytestmark = [
@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You requested to overfit but enabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
     pytest.mark.filterwarnings("ignore:pin_memory_device is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:StageLoader. prefetch_epochs=True begins no epoch early:UserWarning"),
 ]
 REBUILDS = {"predict": {}, "fit": {"overfit_batches": 2}}
 on_each_rebuild = pytest.mark.parametrize("stage", REBUILDS)
@@ -59,7 +60,7 @@ def test_every_argument_is_kept(stage: str, where: str, loader_class: type[Stage
 
 @in_both_places
 def test_every_argument_of_an_iterable_is_kept(where: str) -> None:
-    arguments = {**EVERY, "worker_init_fn": None}
+    arguments = {**OF_ITERABLE, "worker_init_fn": None}
     loader = rebuilt("predict", where, [], StageLoader, Stream(12), **arguments)
     assert_kept(loader, arguments)
     loader.close()

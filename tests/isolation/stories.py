@@ -55,7 +55,7 @@ class Case:
 
     def loader(self, **arguments: Any) -> StageLoader:
         own = {"batch_size": BATCH_SIZE, "num_workers": NUM_THREADS, "collate_fn": self.collate_fn}
-        return StageLoader(self.dataset, **{**own, **arguments})
+        return StageLoader(self.dataset, **{"worker_method": "thread", **own, **arguments})
 
 
 @dataclass(frozen=True, slots=True)

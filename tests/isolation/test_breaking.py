@@ -14,20 +14,26 @@ from .stories import NUM_SAMPLES, breaks, caught_warnings, values_of
 TESTS = Path(__file__).parents[1]
 
 
+NUM_TRIES = 6  # each of several epochs; where other work has the cores, one try may see no break
+
+
 def breaks_elsewhere(name: str, folder: Path) -> bool:
-    """Whether it breaks in a process of its own: a crash counts, and that it hangs."""
+    """Whether it breaks in one of several processes of its own: a crash counts, and that it hangs."""
+    return any(breaks_in_a_process(name, folder) for _ in range(NUM_TRIES))
+
+
+def breaks_in_a_process(name: str, folder: Path) -> bool:
     places = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "isolation.breaking", name, str(folder)],
-            env={**os.environ, "PYTHONPATH": places},
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    return ended.returncode < 0 or ended.stdout.strip() == "it breaks"
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "isolation.breaking", name, str(folder)],
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = ended.stdout.strip()
+    assert ended.returncode < 0 or said in ("it breaks", "it holds") or "Timeout (" in ended.stderr, ended.stderr
+    return said != "it holds"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that two threads open at once

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
@@ -324,7 +324,11 @@ def in_one_thread(case: Case) -> list[Any]:
     return values_of(DataLoader(case.dataset, batch_size=2, collate_fn=case.collate_fn))
 
 
-@settings(max_examples=30)
+# These two find faults of not_yet.py. Without the faults, take this out as well: what is found then is worth to shrink.
+NO_SHRINKING = [Phase.explicit, Phase.reuse, Phase.generate]
+
+
+@settings(max_examples=30, phases=NO_SHRINKING)
 @given(leaf=leaves, layer_names=layers, root=roots)
 def test_a_hidden_counter_is_no_trouble(leaf, layer_names, root):
     expected = in_one_thread(build(leaf, layer_names, root))
@@ -335,7 +339,7 @@ def test_a_hidden_counter_is_no_trouble(leaf, layer_names, root):
     assert len(messages) <= 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, phases=NO_SHRINKING)
 @given(leaf=leaves, layer_names=layers, root=roots)
 def test_by_hand_as_well(leaf, layer_names, root):
     """A copy for each thread, where one can be made of it."""

@@ -376,3 +376,38 @@ def test_threads_that_are_kept_begin_an_epoch_again(sampler: str, batch_size: in
         for _ in range(2):
             loader.load_state_dict(state)
             assert [rest_of(loader), rest_of(loader)] == expected
+
+
+@pytest.mark.parametrize("copied", [lambda loader: pickle.loads(pickle.dumps(loader)), copy.copy, copy.deepcopy])
+@every_num_workers
+def test_a_copy_of_a_loader_goes_on_where_the_loaded_state_says(num_workers: int, copied: Any) -> None:
+    first = new(num_workers, dataset=Drawing(10))
+    batches = iter(first)
+    next(batches)
+    state = through_json(first.state_dict())
+    expected = [[plain(batch) for batch in batches], rest_of(first)]
+    loader = resumed(state, num_workers, dataset=Drawing(10))
+    other = copied(loader)
+    assert other.state_dict() == state
+    assert [rest_of(other), rest_of(other)] == expected
+    assert copied(other)._epoch is None  # that state is used up
+
+
+def test_a_batch_whose_copy_to_the_device_is_cut_short_is_not_lost(monkeypatch: Any) -> None:
+    loader = new(num_workers=0, device="cpu")
+    expected = rest_of(new(num_workers=0))
+    batches = iter(loader)
+    seen = [plain(next(batches))]
+    with monkeypatch.context() as patch:
+
+        def pressed(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("torchstage.transfer.Route.begin", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    state = through_json(loader.state_dict())
+    loader.close()
+    other = new(num_workers=0)
+    other.load_state_dict(state)
+    assert seen + rest_of(other) == expected

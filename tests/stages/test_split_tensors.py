@@ -99,7 +99,7 @@ def any_batch(draw: st.DrawFn) -> tuple[TensorDataset, Any]:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @given(any_batch())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_a_batch_at_once_is_the_collated_samples(batch):
     assert_same_batch(*batch)
 
@@ -108,7 +108,7 @@ def test_a_batch_at_once_is_the_collated_samples(batch):
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @given(any_batch())
-@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, suppress_health_check=[HealthCheck.too_slow])
 def test_a_batch_at_once_is_the_collated_samples_many_times(batch):
     assert_same_batch(*batch)
 

@@ -148,9 +148,8 @@ def test_a_concurrency_below_one_is_refused():
         ({"fn": decode, "concurrency": True}, TypeError, "'decode': concurrency must be an int or None, got True"),
         ({"fn": decode, "concurrency": 1.5}, TypeError, "concurrency must be an int or None, got 1.5"),
         ({"fn": decode, "concurrency": -1}, ValueError, "concurrency must be at least 1, got -1"),
-        ({"fn": decode, "executor": "process"}, ValueError, "not available yet. Pass a concurrent.futures.ProcessPool"),
-        ({"fn": decode, "executor": "threads"}, TypeError, "must be 'thread' or a concurrent.futures.Executor"),
-        ({"fn": decode, "executor": None}, TypeError, "must be 'thread' or a concurrent.futures.Executor"),
+        ({"fn": decode, "executor": "threads"}, TypeError, "must be 'thread', 'process' or a concurrent.futures.Exec"),
+        ({"fn": decode, "executor": None}, TypeError, "must be 'thread', 'process' or a concurrent.futures.Executor"),
         ({"fn": decode, "executor": ThreadPoolExecutor}, TypeError, "(the object, not its class)"),
     ],
 )

@@ -1,0 +1,1 @@
+"""State: a run is cut, saved, and goes on elsewhere; it must give what it would have given."""
