@@ -23,10 +23,16 @@ NAMES = (
     "video_waits",
     "latency_fetch",
     "first_batch",
+    "epoch_border",
     "heavy_tail",
     "noop",
     "resume",
     "state_cost",
+    "training_beside",
+    "python_bound",
+    "transport",
+    "mixed",
+    "bad_samples",
     "transfer",
 )
 

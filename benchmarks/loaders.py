@@ -55,6 +55,8 @@ def stage_loader(
     collate_fn: Collate = default_collate,
     in_order: bool = True,
     stages: Sequence[Any] = (),
+    persistent_workers: bool = True,
+    **others: Any,
 ) -> Iterable[Any]:
     """Ours, as a user has it who changed the class name and nothing else; or who gave it stages."""
     from torchstage import StageLoader
@@ -65,9 +67,10 @@ def stage_loader(
         shuffle=shuffle,
         num_workers=num_workers,
         collate_fn=collate_fn,
-        persistent_workers=num_workers > 0,
+        persistent_workers=persistent_workers and num_workers > 0,
         in_order=in_order,
         stages=stages,
+        **others,
     )
 
 

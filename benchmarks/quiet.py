@@ -1,7 +1,7 @@
 """Quiet: a shared machine in, a moment in which others leave it alone out.
 
-StageLoader's threads are nice, so that they yield to a training loop; they yield to a stranger's program as well, and
-a comparison with worker processes then says more about the stranger. Guarantees: waits `patience_seconds` at most.
+StageLoader's threads are batch jobs, which yield to whatever wakes; a comparison with worker processes then may say
+more about a stranger's program than about either. Guarantees: waits `patience_seconds` at most.
 """
 
 from __future__ import annotations

@@ -1,0 +1,140 @@
+"""Transport: large batches that cost next to nothing to make in; the speed and the CPU time of bringing them here, out.
+
+The samples lie ready in each process, made when the first is asked for. So nearly all of the time is the copy into a
+batch and the way to the user, who looks at one number of each page.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from benchmarks.case import Case, Column, Goal, Round
+from benchmarks.loaders import Entry, dataloader
+from benchmarks.placed import PROCESS, placed
+from benchmarks.probes import Metrics, close, tree_cpu_seconds
+
+BATCH_SIZE = 64
+SHAPE = (3, 224, 224)
+BATCH_BYTES = 4 * BATCH_SIZE * SHAPE[0] * SHAPE[1] * SHAPE[2]
+NUM_BATCHES, NUM_BATCHES_QUICK = 96, 32  # of an epoch
+NUM_EPOCHS = 2  # that are timed
+WARM_UP_SECONDS = 4.0  # whole epochs, until the processes are up
+NUMBERS_A_PAGE = 1024  # float32 in 4 KiB
+MB, GB = 1e6, 1e9
+THEIRS = (dataloader(1), dataloader(2))
+OURS = (placed(PROCESS, 1), placed(PROCESS, 2))
+
+
+class Ready(Dataset[Tensor]):
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return samples()[index % BATCH_SIZE]
+
+
+@functools.cache
+def samples() -> list[Tensor]:
+    return [torch.full(SHAPE, float(number)) for number in range(BATCH_SIZE)]
+
+
+def by_hand(batch: list[Tensor]) -> dict[str, Any]:
+    """A collate of the user's own: what it returns lies where torch puts it."""
+    return {"images": torch.stack(batch), "count": len(batch)}
+
+
+COLLATES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Tensor]]] = {
+    "default": (default_collate, lambda batch: batch),
+    "custom": (by_hand, lambda batch: batch["images"]),
+}
+
+
+def run(entry: Entry, quick: bool) -> Metrics:
+    metrics: Metrics = {}
+    num_batches = NUM_BATCHES_QUICK if quick else NUM_BATCHES
+    for name, (collate_fn, images_of) in COLLATES.items():
+        loader = entry.build(Ready(num_batches * BATCH_SIZE), BATCH_SIZE, collate_fn=collate_fn)
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < WARM_UP_SECONDS:
+            _read(loader, images_of)
+        cpu, begin = tree_cpu_seconds(), time.perf_counter()
+        num_bytes = sum(_read(loader, images_of) for _ in range(NUM_EPOCHS))
+        metrics[f"mb_per_second_{name}"] = num_bytes / MB / (time.perf_counter() - begin)
+        metrics[f"cpu_seconds_per_gb_{name}"] = (tree_cpu_seconds() - cpu) / (num_bytes / GB)
+        close(loader)
+        del loader  # its processes end here
+        assert num_bytes == NUM_EPOCHS * num_batches * BATCH_BYTES, f"{entry.key} lost bytes"
+    return metrics
+
+
+def _read(loader: Any, images_of: Callable[[Any], Tensor]) -> int:
+    """The bytes of an epoch. Wrong ones are an error: whoever hands out memory too early must not look fast."""
+    num_bytes = 0
+    for batch in loader:
+        images = images_of(batch)
+        seen = images.view(-1)[::NUMBERS_A_PAGE].sum().item()
+        assert seen == _right(), f"the batch has other numbers: {seen}, not {_right()}"
+        num_bytes += images.nbytes
+    return num_bytes
+
+
+@functools.cache
+def _right() -> float:
+    return torch.stack(samples()).view(-1)[::NUMBERS_A_PAGE].sum().item()
+
+
+def _best(metric: str, *, more_is_better: bool) -> Callable[[Round], float]:
+    choose = max if more_is_better else min
+
+    def ratio(round_: Round) -> float:
+        ours, theirs = (choose(round_[e.key][metric] for e in entries) for entries in (OURS, THEIRS))
+        return ours / theirs
+
+    return ratio
+
+
+CASE = Case(
+    name="transport",
+    title="Large batches out of a process",
+    question=(
+        f"Batches of {BATCH_SIZE} x {' x '.join(map(str, SHAPE))} float32, {BATCH_BYTES / MB:.0f} MB, of samples that "
+        "lie ready in each process; with `default_collate`, and with a collate function of the user's own "
+        f"(`torch.stack` into a dict). After {WARM_UP_SECONDS:.0f} s of whole epochs. CPU time is that of the whole "
+        "process tree. The goals take the better of 1 and 2 processes, on either side."
+    ),
+    entries=(*THEIRS, *OURS),
+    run=run,
+    columns=(
+        Column("mb_per_second_default", "MB/s, default collate", 0),
+        Column("cpu_seconds_per_gb_default", "CPU s/GB, default collate", 2),
+        Column("mb_per_second_custom", "MB/s, own collate", 0),
+        Column("cpu_seconds_per_gb_custom", "CPU s/GB, own collate", 2),
+    ),
+    goals=(
+        Goal(
+            "StageLoader's best / DataLoader's best, MB/s, default collate",
+            _best("mb_per_second_default", more_is_better=True),
+            at_least=3.0,
+        ),
+        Goal(
+            "the same, CPU s/GB",
+            _best("cpu_seconds_per_gb_default", more_is_better=False),
+            at_most=1 / 3,
+        ),
+        Goal(
+            "the same, MB/s, own collate",
+            _best("mb_per_second_custom", more_is_better=True),
+            at_least=1.0,
+        ),
+    ),
+)
