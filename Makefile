@@ -20,7 +20,8 @@ demo: $(VENV)/installed-test
 	$(BIN)/python examples/01_drop_in.py
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n logical --maxprocesses 4
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m 'not timing'
+	$(BIN)/python -m pytest -m timing  # one at a time: they measure
 
 lint: $(VENV)/installed-test
 	$(BIN)/python -m ruff check .

@@ -189,12 +189,20 @@ TEST_FAILED = pytest.StashKey[bool]()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
+    if report.when == "setup":
+        item.stash[TEST_FAILED] = False  # a rerun is judged for itself
     if report.failed:
         item.stash[TEST_FAILED] = True
     return report
 
 
+NUM_RERUNS = 2  # of what measures time. Nothing else is tried again: what fails now and then is a race, and a fault
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.flaky(reruns=NUM_RERUNS))
     gpu_tests = [item for item in items if item.get_closest_marker("cuda")]
     if not gpu_tests:
         return

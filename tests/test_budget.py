@@ -96,6 +96,7 @@ def test_what_refers_to_itself_is_looked_at_a_bounded_number_of_times():
     assert size_of(loop) > 1000
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("value", [list(range(3_000_000)), range(10**12), [[0] * 1000] * 100_000])
 def test_a_long_container_costs_little(value):
     """A sample may hold a list of numbers, or refer to its dataset; each batch is measured, and its samples."""

@@ -9,6 +9,8 @@ from torch.utils.data import Dataset
 
 from torchstage import StageLoader
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 PATIENCE_SECONDS = 20.0
 TIMEOUT_SECONDS = 0.1
 

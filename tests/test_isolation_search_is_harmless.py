@@ -517,6 +517,7 @@ def seconds_of(function: Callable[[], object]) -> float:
     return min(once() for _ in range(3))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays, MANY_ATTRIBUTES])
 def test_a_million_objects_are_searched_in_no_time(build):
     dataset = Holder(held=build())
@@ -524,6 +525,7 @@ def test_a_million_objects_are_searched_in_no_time(build):
     assert seconds_of(lambda: searched(dataset, is_first=False)) < BOUND_SECONDS  # an epoch begins in no time
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays])
 def test_a_million_objects_are_remembered_and_compared_in_no_time(build):
     graph = searched(Holder(held=build()))
@@ -533,6 +535,7 @@ def test_a_million_objects_are_remembered_and_compared_in_no_time(build):
     assert seconds_of(snapshot.put_back) < BOUND_SECONDS
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("build", [*BUILDERS, many_arrays])
 def test_what_does_not_change_is_not_copied_however_large(build):
     dataset = Holder(counter=[0], held=build())

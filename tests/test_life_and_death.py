@@ -193,6 +193,7 @@ def test_persistent_threads_are_the_same_from_epoch_to_epoch():
         assert set(loader_threads()) == threads
 
 
+@pytest.mark.timing
 def test_an_idle_loader_closes_at_once(record_property):
     loader = loader_of()
     next(iter(loader))
@@ -280,6 +281,7 @@ def by_leaving_the_block(loader):
         pass
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", [StageLoader.close, by_leaving_the_block])
 def test_a_thread_stuck_in_user_code_is_named_and_let_go(way):
     dataset = Stuck()
@@ -298,6 +300,7 @@ def test_a_thread_stuck_in_user_code_is_named_and_let_go(way):
     seconds_until_no_loader_thread()
 
 
+@pytest.mark.timing
 def test_dropping_an_iterator_with_a_stuck_thread_waits_for_nothing():
     dataset = Stuck()
     iterator = iter(loader_of(dataset))
@@ -313,6 +316,7 @@ def test_dropping_an_iterator_with_a_stuck_thread_waits_for_nothing():
     seconds_until_no_loader_thread()
 
 
+@pytest.mark.timing
 def test_two_iterators_with_stuck_threads_are_closed_in_the_time_of_one():
     dataset = Stuck()
     loader = loader_of(dataset)

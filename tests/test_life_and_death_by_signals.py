@@ -79,6 +79,7 @@ def test_an_interrupt_while_the_consumer_waits(place, outside):
     judge(script)
 
 
+@pytest.mark.timing
 def test_a_second_interrupt_does_not_wait_for_a_stuck_thread(outside):
     script = outside.start("""
         class Stuck(Numbers):

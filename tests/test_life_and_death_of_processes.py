@@ -200,6 +200,7 @@ def test_a_script_ends_in_the_middle_of_a_loader_inside_a_loader(outside):
     ended.assert_quiet()
 
 
+@pytest.mark.timing
 def test_a_thread_stuck_in_user_code_is_named_and_left_behind(outside):
     ended = outside.run("""
         class Stuck(Numbers):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.busy import may_be_disturbed
 from torchstage import threads
 from torchstage.engine.heartbeat import Reading
 from torchstage.placement import noise
@@ -80,7 +79,7 @@ def others_share(work: Callable[[], object]) -> float:
     return (time.process_time() - process) / (time.thread_time() - own)
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_torch_multiplies_on_one_core_in_a_loader_thread() -> None:
     matrix, found = torch.randn(800, 800), list[float]()
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from tests.busy import may_be_disturbed
 from torchstage import Stage, StageLoader
 from torchstage.line import Line
 from torchstage.placement import measuring
@@ -80,7 +79,7 @@ def loader_of(dataset: Any, **arguments: Any) -> Iterator[StageLoader[Any]]:
     [(in_python, "process"), (without_the_gil, "thread"), (waiting, "thread")],
     ids=lambda given: getattr(given, "__name__", given),
 )
-@may_be_disturbed
+@pytest.mark.timing
 def test_each_kind_of_work_finds_its_place(work: Callable[[], object], method: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 2)
     with loader_of(Made(work)) as loader:
@@ -89,7 +88,7 @@ def test_each_kind_of_work_finds_its_place(work: Callable[[], object], method: s
     assert [unit.method for unit in choice.units] == [method]
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_a_python_stage_after_a_waiting_dataset_is_told_apart(monkeypatch: Any) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 2)
     with loader_of(Made(waiting), stages=[Stage(python_stage)]) as loader:
@@ -102,7 +101,7 @@ def test_a_python_stage_after_a_waiting_dataset_is_told_apart(monkeypatch: Any) 
     assert python.bytes_in == 4000
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_python_work_has_one_thread_from_then_on(monkeypatch: Any) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 1)
     with loader_of(Made(in_python, 80), num_workers=4) as loader:
@@ -209,7 +208,7 @@ def test_lanes_are_not_measured() -> None:
         assert made(loader).num_measurements == 0
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_nobody_is_held_for_what_is_made_in_no_time() -> None:
     with loader_of(Made(lambda: None, 2000), batch_size=16) as loader:
         placement = made(loader)
@@ -251,7 +250,7 @@ def test_processes_are_wanted_when_they_pay_and_not_before() -> None:
     assert placement.moves is placement.choice
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_processes_that_are_refused_are_said_once_with_what_to_change(monkeypatch: Any) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 2)
     with loader_of(Made(in_python)) as loader:

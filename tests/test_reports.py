@@ -163,6 +163,7 @@ def test_ur_011_close_waits_for_less_than_two_seconds():
     assert CLOSE_WAIT_SECONDS < 2.0
 
 
+@pytest.mark.timing
 def test_ur_011_close_with_a_blocked_source():
     """UR-011, first case: close joins a thread that waits inside the source, and never returns."""
     dataset = Blocked()
@@ -180,6 +181,7 @@ def test_ur_011_close_with_a_blocked_source():
     seconds_until_no_loader_thread()
 
 
+@pytest.mark.timing
 def test_ur_011_the_last_reference_dropped_with_a_blocked_source():
     """UR-011, second case: a finalizer never joins."""
     dataset = Blocked()
@@ -195,6 +197,7 @@ def test_ur_011_the_last_reference_dropped_with_a_blocked_source():
     seconds_until_no_loader_thread()
 
 
+@pytest.mark.timing
 def test_ur_011_close_with_a_loader_inside_a_loader_inside_a_blocked_source():
     """UR-011, third case: prefetch, map, prefetch."""
     dataset = Blocked()
@@ -239,6 +242,7 @@ def test_ur_011_next_after_close_without_threads():
         next(iterator)
 
 
+@pytest.mark.timing
 def test_ur_011_close_while_the_consumer_is_blocked_in_the_sampler():
     """UR-011, our own case: the sampler runs in the consumer's thread, and somebody else closes."""
     source: queue.SimpleQueue = queue.SimpleQueue()
@@ -272,6 +276,7 @@ def test_ur_011_close_while_the_consumer_is_blocked_in_the_sampler():
 # Ends ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("place", ["fetch", "decode", "collate", "the training step", "between epochs"])
 def test_ur_012_an_interrupt_is_one_traceback_wherever_it_comes(place, outside):
     """UR-012: Ctrl-C ends in a fatal interpreter error instead of a KeyboardInterrupt. More in by_signals."""

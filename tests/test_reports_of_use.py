@@ -59,6 +59,7 @@ def test_ur_016_all_threads_share_each_batch():
     assert [batch[0].item() for batch in loader] == [0, 64, 128, 192]
 
 
+@pytest.mark.timing
 def test_ur_016_the_first_batch_does_not_take_the_serial_time(record_property):
     """UR-016, by the clock: 64 waits of 20 ms by 16 threads are 80 ms; one after another they are 1.28 s."""
     seconds = []
@@ -71,6 +72,7 @@ def test_ur_016_the_first_batch_does_not_take_the_serial_time(record_property):
     assert min(seconds) < 0.64
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("persistent", [False, True])
 def test_ur_017_a_new_epoch_starts_at_once(persistent, record_property):
     """UR-017, without prefetching across epochs: epochs of three batches, each begins in less than 50 ms."""
@@ -153,6 +155,7 @@ def test_ur_062_the_sample_that_does_not_fit_is_named(odd, words):
     assert "(9,)" in diagnosis or "'seq'" in diagnosis
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_ur_065_a_timeout_names_what_is_stuck(num_workers):
     """UR-065, raise: a sample blocks for ever. Also with one thread."""

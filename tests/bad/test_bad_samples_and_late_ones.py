@@ -10,6 +10,8 @@ from torchstage import BadSample, StageLoader
 from torchstage.executors.failures import ProcessDied
 from torchstage.tolerance import Tolerance
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 
 def test_a_function_that_hangs_is_named_by_its_stage() -> None:
     release = threading.Event()

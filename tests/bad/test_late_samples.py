@@ -10,6 +10,8 @@ from torch.utils.data import Dataset
 from torchstage import Stage, StageLoader, StageTimeout
 from torchstage.tolerance import BadSample
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 SECONDS = 0.3
 
 

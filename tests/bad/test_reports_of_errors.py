@@ -107,6 +107,7 @@ class Waiting(Dataset[int]):
         return index
 
 
+@pytest.mark.timing
 def test_ur_016_batches_come_one_by_one_and_not_in_bursts(record_property: Any) -> None:
     """By the clock: the longest gap between two batches is below twice the median. The best of some runs counts, as
     other programs share this machine."""

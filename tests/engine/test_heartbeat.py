@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from tests.busy import may_be_disturbed
 from torchstage.engine import heartbeat
 from torchstage.engine.heartbeat import LAG_SECONDS, Beat, Beats, Span, Timeline, readings
 from torchstage.engine.told import Ran, this_thread
@@ -218,7 +217,7 @@ def share_held_by(*work: Callable[[], None]) -> dict[str, float | None]:
     return {stage: one.held_share for stage, one in found.items()}
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_python_holds_it_and_hashing_does_not() -> None:
     python = share_held_by(in_python)["in_python"]
     hashing = share_held_by(without_the_gil)["without_the_gil"]
@@ -228,7 +227,7 @@ def test_python_holds_it_and_hashing_does_not() -> None:
     assert hashing < 0.25
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_of_two_stages_of_one_thread_each_has_its_own_share() -> None:
     found = share_held_by(in_python, in_python, in_python, without_the_gil)
     python, hashing = found["in_python"], found["without_the_gil"]

@@ -267,6 +267,7 @@ def test_without_a_control_group_the_affinity_counts(monkeypatch):
     assert usable_cores() == 3
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of another thread here")
 def test_the_clock_of_a_real_thread_can_be_read_until_it_ends():
     clocks: list[int] = []

@@ -168,6 +168,7 @@ def test_shutdown_finishes_what_was_submitted(hire):
         processes.submit(1)
 
 
+@pytest.mark.timing
 def test_shutdown_cancels_what_waits_and_ends_what_hangs(hire, tmp_path):
     for hangs in (spin, hold_gil):
         processes = hire(call, num_processes=1)

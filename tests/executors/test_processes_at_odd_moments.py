@@ -47,6 +47,7 @@ def test_a_garbage_collection_while_the_lock_is_held_may_find_the_processes(nurs
     assert not staff._thread.is_alive()
 
 
+@pytest.mark.timing
 def test_programs_are_sent_while_a_process_is_in_user_code(hire: Callable[..., Processes], tmp_path: Any) -> None:
     processes = hire(gate, tmp_path / "open", num_processes=2)
     slow = processes.submit("wait")

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -111,6 +113,7 @@ def test_a_program_that_is_terminated_ends_with_its_processes_and_says_nothing(t
         parent.kill()
 
 
+@pytest.mark.timing
 def test_ctrl_c_is_the_parents_to_answer(tmp_path):
     """It goes to the whole group. The parent sees it, its processes do not, and end soon after the program has run out
     with their jobs under way."""

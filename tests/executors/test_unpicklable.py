@@ -139,6 +139,7 @@ def test_a_value_in_a_circle_is_gone_through_once():
     assert named(holder).path == "dataset.fn"
 
 
+@pytest.mark.timing
 def test_a_large_container_costs_a_bounded_time():
     begin = time.monotonic()
     error = named(Holder(many=[Holder(number=number) for number in range(5_000)] + [lambda: 0]))

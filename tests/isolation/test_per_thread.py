@@ -117,6 +117,7 @@ def test_shared_is_shared_whatever_it_holds(path):
     assert messages == []
 
 
+@pytest.mark.timing
 def test_serial_is_one_thread_at_a_time(tmp_path):
     class Busy(Numbered):
         def __init__(self):

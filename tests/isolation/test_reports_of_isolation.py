@@ -45,6 +45,7 @@ class OnProducts(Numbered):
         return (matrix @ matrix)[0, 0].item(), torch.get_num_threads()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("isolation", ["auto", "per_thread"])
 def test_ur_023_the_number_of_torchs_threads_stays(isolation):
     before = torch.get_num_threads()

@@ -7,7 +7,6 @@ import json
 import time
 
 import pytest
-from busy import may_be_disturbed
 
 from torchstage import Stage, StageLoader, observe
 
@@ -77,7 +76,7 @@ def told_of(part):
 
 
 @pytest.mark.parametrize("part", PARTS)
-@may_be_disturbed
+@pytest.mark.timing
 def test_a_rank_tells_what_holds_it_back_after_its_warm_up(part, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     whole, window = told_of(part)
@@ -103,7 +102,7 @@ def test_a_rank_tells_what_holds_it_back_after_its_warm_up(part, monkeypatch):
     assert all(stage["queued"] >= 0 for stage in window["stages"])
 
 
-@may_be_disturbed
+@pytest.mark.timing
 def test_samples_that_wait_are_told_where_they_wait():
     with loader_limited_by("fetch") as loader:
         iterator = iter(loader)

@@ -247,6 +247,7 @@ def test_the_statistics_count_the_same_while_it_is_traced():
     assert stats.batches == 6
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_telling_takes_is_no_stages_time(num_workers):
     """What it took to tell of a batch is not taken off the samples of the next one, either."""

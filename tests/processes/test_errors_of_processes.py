@@ -189,6 +189,7 @@ def sleepy(value: Any) -> Any:
     return value
 
 
+@pytest.mark.timing
 def test_a_late_batch_is_a_time_out_and_close_does_not_wait_for_it() -> None:
     begin = time.monotonic()
     with StageLoader(Numbers(8), 2, stages=[Stage(sleepy)], timeout=8, **PROCESSES) as loader:

@@ -20,6 +20,8 @@ from torchstage import StageLoader
 
 from .data import BlockedFromFour, Made, big, filtered_picture, slowly, with_pid
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 pytest_plugins = "outside"
 
 TESTS = Path(__file__).parents[1]

@@ -23,6 +23,8 @@ from .data import (
     waits_for_the_network,
 )
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 METHODS = ["thread", "multiprocessing", "auto"]
 NUM_TRIES = 4  # a choice is measured: a busy machine may spoil one
 

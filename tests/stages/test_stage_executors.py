@@ -113,6 +113,7 @@ def died(events: list[Any]) -> list[BaseException]:
     return errors
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("before", [[], [Stage(abs)], [Stage(abs, concurrency=1)]])
 def test_a_worker_process_that_dies_is_a_clear_error_at_once(before):
     executor = processes(2)

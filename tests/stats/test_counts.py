@@ -15,6 +15,8 @@ from torchstage.engine.stats import EVERY
 
 from .working import Waiting, as_it_is
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 
 class Numbers:
     def __init__(self, num_samples):

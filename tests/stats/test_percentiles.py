@@ -12,6 +12,8 @@ from torchstage import Stage, StageLoader
 
 from .working import Waiting, as_it_is, tokenize
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 NUM_SAMPLES = 400
 
 

@@ -4,12 +4,13 @@ import sys
 import time
 
 import pytest
-from busy import may_be_disturbed
 
 from torchstage import Stage, StageLoader
 from torchstage.engine.parking import usable_cores
 
 from .working import Waiting, as_it_is, decode, tokenize, trained, wait_a_little
+
+pytestmark = pytest.mark.timing  # it is about how long things take
 
 
 def loader_of(num_samples, seconds, *stages, num_workers=2, **arguments):
@@ -25,7 +26,6 @@ def loader_of(num_samples, seconds, *stages, num_workers=2, **arguments):
     )
 
 
-@may_be_disturbed
 def test_a_slow_fetch_asks_for_more_threads():
     seen = trained(loader_of(200, 0.01, Stage(wait_a_little)), 0.0)
     assert seen.bottleneck == "fetch"
@@ -33,7 +33,6 @@ def test_a_slow_fetch_asks_for_more_threads():
     assert seen.wait_share > 0.9
 
 
-@may_be_disturbed
 def test_a_slow_decode_on_one_thread_asks_for_more_threads():
     if usable_cores() < 2:
         pytest.skip("one core has no room for more")
@@ -42,7 +41,6 @@ def test_a_slow_decode_on_one_thread_asks_for_more_threads():
     assert "on 1 thread: raise num_workers" in seen.advice
 
 
-@may_be_disturbed
 def test_a_stage_with_threads_of_its_own_asks_for_more_of_them():
     seen = trained(loader_of(200, 0.0, Stage(wait_a_little, concurrency=1), num_workers=2), 0.0)
     assert seen.bottleneck == "wait_a_little"
@@ -51,7 +49,6 @@ def test_a_stage_with_threads_of_its_own_asks_for_more_of_them():
 
 @pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold")
 @pytest.mark.parametrize("num_workers", [1, 3])
-@may_be_disturbed
 def test_python_code_asks_for_processes(num_workers):
     seen = trained(loader_of(240, 0.0005, Stage(tokenize), num_workers=num_workers), 0.0)
     assert seen.bottleneck == "tokenize"
@@ -59,7 +56,6 @@ def test_python_code_asks_for_processes(num_workers):
     assert "process" in seen.advice
 
 
-@may_be_disturbed
 def test_slow_training_asks_for_fewer_threads():
     seen = trained(loader_of(160, 0.002, num_workers=8), 0.04)
     assert seen.bottleneck == "training"
@@ -67,7 +63,6 @@ def test_slow_training_asks_for_fewer_threads():
     assert seen.wait_share < 0.05
 
 
-@may_be_disturbed
 def test_what_is_balanced_asks_for_nothing():
     """Two threads need 80 ms for a batch of eight; a step takes a little longer."""
     seen = trained(loader_of(200, 0.02), 0.1)
@@ -75,14 +70,12 @@ def test_what_is_balanced_asks_for_nothing():
     assert seen.advice.startswith("balanced")
 
 
-@may_be_disturbed
 def test_loading_in_the_training_thread_asks_for_threads():
     seen = trained(loader_of(80, 0.004, num_workers=0), 0.0)
     assert seen.bottleneck == "fetch"
     assert "set num_workers=2" in seen.advice
 
 
-@may_be_disturbed
 def test_a_dataset_that_one_thread_uses_at_a_time_asks_for_no_more_threads():
     loader = StageLoader(Waiting(120, 0.004), batch_size=8, num_workers=3, isolation="serial", collate_fn=as_it_is)
     seen = trained(loader, 0.0)
@@ -91,7 +84,6 @@ def test_a_dataset_that_one_thread_uses_at_a_time_asks_for_no_more_threads():
     assert "one thread at a time" in seen.advice
 
 
-@may_be_disturbed
 def test_too_little_to_be_in_flight_is_seen():
     """One batch at a time: while it is trained on, nothing is made."""
     seen = trained(loader_of(160, 0.002, num_workers=8, prefetch_bytes=1), 0.03)
@@ -104,7 +96,6 @@ def slow_collate(samples):
     return samples
 
 
-@may_be_disturbed
 def test_a_slow_collate_asks_for_more_threads():
     dataset = Waiting(160, 0.001)
     loader = StageLoader(dataset, batch_size=8, num_workers=2, collate_fn=slow_collate, isolation="shared")
@@ -114,7 +105,6 @@ def test_a_slow_collate_asks_for_more_threads():
 
 
 @pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold")
-@may_be_disturbed
 def test_of_a_source_that_waits_a_parse_in_python_and_a_decode_the_parse_is_the_limit():
     """In threads alone, where all wait for the GIL that the parse holds."""
     stages = Stage(tokenize, "parse"), Stage(decode)

@@ -13,7 +13,10 @@ from torchstage.engine.deadlines import StageTimeout
 
 from .stuck import PATIENCE_SECONDS, SECONDS, flat, shape, story
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.timing,  # it is about how long things take
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
 
 OTHERS = [[0, 1, 2, 3], StageTimeout, [8, 9, 10, 11], [12, 13, 14, 15]]
 

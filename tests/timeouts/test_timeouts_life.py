@@ -19,6 +19,8 @@ from torchstage.iterators import ThreadedIterator
 from .stuck import PATIENCE_SECONDS, SECONDS, flat, shape, story
 from .test_timeouts_elsewhere import IN_A_PROCESS, StuckThere
 
+pytestmark = pytest.mark.timing  # it is about how long things take
+
 pytest_plugins = "outside"
 
 OTHERS = [[0, 1, 2, 3], StageTimeout, [8, 9, 10, 11], [12, 13, 14, 15]]

@@ -206,14 +206,17 @@ def test_the_bar_of_rich_shows_it_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 class Sleeping(Dataset[torch.Tensor]):
+    """A batch of two takes longer than any step of training that does nothing."""
+
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.004)
+        time.sleep(0.04)
         return torch.tensor([index])
 
 
+@pytest.mark.timing
 def test_a_summary_ends_each_epoch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         watched(modules(), max_epochs=2)
@@ -235,6 +238,7 @@ def test_a_sentence_begins_with_a_capital_and_a_stage_with_its_name(advice: str,
     assert as_sentence(advice) == sentence
 
 
+@pytest.mark.timing
 def test_a_warning_says_once_that_training_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchstage.lightning.monitor.MIN_WAIT_SECONDS", 0.01)
     module = StageDataModule(Sleeping(), batch_size=2, num_workers=1, isolation="shared")
@@ -255,6 +259,7 @@ def test_the_slowest_rank_is_written_at_the_end_of_an_epoch() -> None:
     assert len(logger.of("data/train/slowest_rank_wait_share")) == 2
 
 
+@pytest.mark.timing
 def test_training_that_does_not_wait_is_not_warned_of() -> None:
     class Slow(Recorder):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -29,6 +29,7 @@ def test_what_ctrl_c_has_cut_is_gone_on_with_and_nothing_is_left(tmp_path: Path)
     assert rest == whole[AT:]
 
 
+@pytest.mark.timing
 @pytest.mark.distributed
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch knows no ranks")
 def test_the_rank_that_waits_longest_is_written(tmp_path: Path) -> None:
