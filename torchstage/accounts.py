@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torchstage.advice import Busy, Crowd, Situation, advice_of
+from torchstage.engine.histogram import NUM_BINS, Histogram, joined, percentile
 from torchstage.engine.ledger import Ledger, Site, Total
 from torchstage.engine.parking import usable_cores
-from torchstage.engine.stats import NUM_BINS, Histogram, joined, percentile
 from torchstage.engine.ticket import Batch, Part
 from torchstage.lineup import TORCHS, Lined
 from torchstage.stats import LoaderStats, StageStats

@@ -16,8 +16,8 @@ from torchstage.copies import Private
 from torchstage.coroutines import drawing, remember
 from torchstage.elsewhere import Remote, here, waiting_for
 from torchstage.engine.executors import say_stage
-from torchstage.engine.stats import watch_here
 from torchstage.engine.ticket import Leg, Segment, Step
+from torchstage.engine.watch import watch_here
 from torchstage.first import NUM_LOOKED_AT, FirstSamples
 from torchstage.limits import Limits, around, seconds_of, together
 from torchstage.line import Line, Station, segments_of

@@ -20,9 +20,10 @@ from torchstage.copies import Private
 from torchstage.coroutines import Draws, RunHere
 from torchstage.engine.executors import Made, MadeBatch, say_stage
 from torchstage.engine.priority import niceness, stand_back
-from torchstage.engine.stats import Laps, Tally
+from torchstage.engine.stats import Tally
 from torchstage.engine.ticket import SAMPLE, Batch, Nobody
 from torchstage.engine.told import Place, this_thread
+from torchstage.engine.watch import Laps
 from torchstage.isolation import Guard, hold_new_generators
 from torchstage.limits import Marked, marking, numbers_of
 from torchstage.line import Line

@@ -6,8 +6,8 @@ Guarantees: exact at these durations, which are edges of the bins that waits are
 from itertools import accumulate
 from typing import Any
 
+from torchstage.engine.histogram import BINS_PER_OCTAVE, LOWEST_OCTAVE
 from torchstage.engine.ledger import Total
-from torchstage.engine.stats import BINS_PER_OCTAVE, LOWEST_OCTAVE
 from torchstage.stats import LoaderStats
 
 OCTAVES = range(-13, 7)  # 0.12 ms, which no one minds, to 64 s

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchstage.engine.stats import bin_of
+from torchstage.engine.histogram import bin_of
 from torchstage.waits import waits_of
 
 from .feeding import loader_of, take_all

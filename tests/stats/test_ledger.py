@@ -8,8 +8,9 @@ from time import perf_counter
 
 import pytest
 
+from torchstage.engine.histogram import NUM_BINS, bin_of, percentile
 from torchstage.engine.ledger import Ledger, Steps, Total
-from torchstage.engine.stats import NUM_BINS, Tally, Work, bin_of, percentile
+from torchstage.engine.stats import Tally, Work
 
 FETCH = (False, ("fetch",))
 

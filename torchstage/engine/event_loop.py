@@ -19,8 +19,9 @@ from typing import Any
 
 from torchstage.engine.ledger import Ledger
 from torchstage.engine.segment import Worker, alive, join
-from torchstage.engine.stats import Laps, Tally
+from torchstage.engine.stats import Tally
 from torchstage.engine.ticket import Batch, Part
+from torchstage.engine.watch import Laps
 
 _left_behind: list[asyncio.AbstractEventLoop] = []  # in a forked child: loops whose files are the parent's to close
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from torchstage.engine.ledger import Ledger, Site
 from torchstage.engine.segment import Worker
-from torchstage.engine.stats import Laps, Sums, Tally, Work
+from torchstage.engine.stats import Sums, Tally, Work
 from torchstage.engine.ticket import SAMPLE, STAGE, Batch, Failure, NoError, Part, caught
 from torchstage.engine.told import Place, Thread
+from torchstage.engine.watch import Laps
 
 NUM_UNBOUNDED = 32  # samples at once with an executor that does not say how many it takes
 

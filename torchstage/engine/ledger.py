@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
+from torchstage.engine.histogram import NUM_BINS, Histogram, bin_of, joined
 from torchstage.engine.probe import Probes
-from torchstage.engine.stats import NUM_BINS, Histogram, Key, Tally, Work, bin_of, joined
+from torchstage.engine.stats import Key, Tally, Work
 from torchstage.engine.ticket import Batch
 
 BEAT_PERIOD_SECONDS = 20e-3  # a beat costs 50 us of a consumer that has nothing to do

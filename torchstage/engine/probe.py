@@ -15,9 +15,9 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from torchstage.engine.stats import Laps, Watch
 from torchstage.engine.ticket import Batch, NoError, Segment
 from torchstage.engine.told import WHAT_IS_TOLD, Listener, Place, Ran, hears, of_batch, of_sample, this_thread
+from torchstage.engine.watch import Laps, Watch
 
 _keys = count()
 _known: "weakref.WeakValueDictionary[int, Probe]" = weakref.WeakValueDictionary()
