@@ -20,7 +20,12 @@ CUT_OFF = (
 
 
 class TooManyBadSamples(RuntimeError):  # noqa: N818  # its name says what is wrong
-    """More samples failed than ``max_bad_samples`` allows, or all. ``bad``: the first of them."""
+    """More samples failed than ``max_bad_samples`` allows, or all.
+
+    Args:
+        message: how many failed, of how many, and the first of them.
+        bad: the first of them, as the attribute of the same name.
+    """
 
     def __init__(self, message: str, bad: tuple[BadSample, ...] = ()) -> None:
         super().__init__(message)

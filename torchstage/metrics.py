@@ -25,7 +25,12 @@ NOT_IN_NAMES = re.compile(r"[^\w.-]+")  # of what MLflow allows, without what wo
 
 def metrics_of(stats: LoaderStats, begin: str = "data") -> dict[str, float]:
     """What is watched while training, by name: ``data/wait_share``, ``data/decode/busy_share``. What has no value yet,
-    or in this window, is left out: a percentile before the first sample, bytes that nobody measures."""
+    or in this window, is left out: a percentile before the first sample, bytes that nobody measures.
+
+    Args:
+        stats: what ``loader.stats()`` gave.
+        begin: what each name begins with, before a ``/``; nothing if it is empty.
+    """
     prefix = f"{begin}/" if begin else ""
     found = {f"{prefix}{field}": getattr(stats, field) for field in OF_LOADER}
     for name, stage in zip(unique([in_name(stage.name) for stage in stats.stages]), stats.stages, strict=True):
@@ -35,7 +40,11 @@ def metrics_of(stats: LoaderStats, begin: str = "data") -> dict[str, float]:
 
 def as_dict(stats: LoaderStats) -> dict[str, Any]:
     """Every field of the record and of its stages, as plain values that JSON can hold, and the process's ``rank``.
-    ``stages`` is a list in their order. The keys are always the same; what is not known is None."""
+    ``stages`` is a list in their order. The keys are always the same; what is not known is None.
+
+    Args:
+        stats: what ``loader.stats()`` gave.
+    """
     stages = [dataclasses.asdict(one) for one in stats.stages]
     return {"rank": rank(), **dataclasses.asdict(stats), "stages": stages, "bad": [plain_of(one) for one in stats.bad]}
 

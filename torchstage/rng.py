@@ -262,7 +262,11 @@ class drawing_from:  # noqa: N801  # not contextlib's: that one sets attributes 
 
 
 def sample_rng() -> SampleRng:
-    """The random generators of the sample that the calling thread makes: ``.torch``, ``.numpy`` and ``.python``.
+    """The random generators of the sample that the calling thread makes.
+
+    Returns:
+        ``.torch``, a ``torch.Generator`` on the CPU; ``.numpy``, a ``numpy.random.Generator``; ``.python``, a
+            ``random.Random``. They are seeded by the sample, and its alone: ask again for each sample.
 
     Raises:
         RuntimeError: no loader is making a sample in this thread.

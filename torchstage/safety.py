@@ -28,12 +28,16 @@ CRASHING = {"av", "decord", "torchcodec", "lmdb", "PIL"}  # packages whose objec
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A sample that came out otherwise with many threads: ``got`` is what came, or the exception that was raised."""
+    """A sample that came out otherwise with many threads."""
 
     index: Any
+    """Its dataset index."""
     expected: Any
+    """What came with one thread."""
     got: Any
-    where: str  # what differs in it, as ``[0]['boxes']``; empty if all of it
+    """What came with many, or the exception that was raised."""
+    where: str
+    """What differs in it, as ``[0]['boxes']``; empty if all of it."""
 
     def __str__(self) -> str:
         if isinstance(self.got, BaseException):
@@ -44,17 +48,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``check_thread_safety`` found.
-
-    ``suspects`` are attribute paths of what threads had better not share, found by looking: open handles, random
-    generators, and what samples change. There may be suspects without a difference, and the other way round.
-    """
+    """What ``check_thread_safety`` found. ``print`` shows it. There may be suspects without a difference, and the other
+    way round."""
 
     num_samples: int
+    """That were compared."""
     num_threads: int
+    """That made them at once."""
     differences: tuple[Difference, ...]
+    """In the order of the samples; none if many threads made what one makes."""
     suspects: tuple[str, ...]
-    untried: tuple[str, ...] = ()  # objects that can crash the process when threads share them: none was tried
+    """Attribute paths of what threads had better not share, found by looking: open handles, random generators, and what
+    samples change."""
+    untried: tuple[str, ...] = ()
+    """Objects that can crash the process when threads share them: nothing was tried then."""
 
     @property
     def is_safe(self) -> bool:
@@ -90,11 +97,16 @@ def check_thread_safety(
 
     Args:
         dataset: a map-style dataset. It is used as it is, so a handle that it opens for the first sample stays open.
+        collate_fn: as the loader's; None: samples are compared as the dataset gives them.
         num_threads: how many threads make samples at once.
         num_samples: how many of the dataset's samples, spread over it; ignored when ``indices`` are given.
+        indices: which samples. None: ``num_samples`` of them.
+
+    Returns:
+        What differs, and what is suspected. ``report.is_safe`` says whether there is no difference.
 
     Raises:
-        Whatever the dataset raises with one thread: then there is nothing to compare with.
+        Exception: whatever the dataset raises with one thread; then there is nothing to compare with.
     """
     if indices is None:
         size = len(cast(Any, dataset))

@@ -26,14 +26,17 @@ Function = Callable[..., Any]
 class Split:
     """How a dataset makes its samples.
 
-    ``stages``: the first takes a dataset index, each next one the result before it; the last result is
-    ``dataset[index]``.
-    ``fetch_many``: takes a batch's indices and gives as many values in their order, or a coroutine of them; then the
-    first of ``stages`` takes each of those values. Without ``stages`` the values are the samples.
-    ``collated``: ``fetch_many`` gives what ``default_collate`` makes of the samples. It is asked only where the loader
-    collates by default; ``stages`` take a dataset index, for everywhere else.
+    Args:
+        stages: the first takes a dataset index, each next one the result before it; the last result is
+            ``dataset[index]``.
+        fetch_many: takes a batch's indices and gives as many values in their order, or a coroutine of them; then the
+            first of ``stages`` takes each of those values. Without ``stages`` the values are the samples.
+        collated: ``fetch_many`` gives what ``default_collate`` makes of the samples. It is asked only where the loader
+            collates by default; ``stages`` take a dataset index, for everywhere else.
 
-    Raises TypeError for stages that are none and ValueError where nothing says how to make a sample.
+    Raises:
+        TypeError: for stages that are none.
+        ValueError: where nothing says how to make a sample.
     """
 
     stages: tuple[Stage, ...]
@@ -60,7 +63,12 @@ class Split:
 
 @singledispatch
 def split(dataset: Any) -> Split:
-    """The stages of this dataset. Register your own: ``@split.register`` on a function of your class of datasets."""
+    """The stages of this dataset. Register your own: ``@split.register`` on a function of your class of datasets.
+
+    Args:
+        dataset: a map-style one. torchvision's folders, ``Subset``, ``ConcatDataset`` and ``TensorDataset`` are known;
+            any other is one stage, ``dataset[index]``. It is not asked for a sample.
+    """
     if _has_own(dataset, "__getitem__", "__getitems__"):
         return as_it_is(dataset)
     stages = () if takes_batches(dataset) else folder_stages(dataset)

@@ -30,15 +30,20 @@ MAX_LETTERS = 200  # of the words for one value: a line of a table
 class Stage:
     """One step that each sample takes: ``fn(value) -> value``.
 
-    ``name``: None means the function's own name, see ``label``.
-    ``executor``: "thread" (the loader's threads; its event loop for an async ``fn``), "process" (processes of the
-    loader's, for work that is Python bytecode; ``fn`` must be picklable), or any ``concurrent.futures.Executor``, which
-    stays the caller's to shut down.
-    ``concurrency``: how many samples may be in this stage at once, at least 1; None: what the loader has.
-    ``timeout_seconds``: a sample that is in this stage for longer fails with ``StageTimeout``, and another thread (or
-    process) takes the place of the one that is stuck in it (``docs/timeouts.md``). None: it may take for ever.
+    Args:
+        fn: takes what the dataset, or the stage before it, made of one sample; what it returns goes on. It may be
+            ``async def``.
+        name: None means the function's own name, see ``label``.
+        executor: "thread" (the loader's threads; its event loop for an async ``fn``), "process" (processes of the
+            loader's, for work that is Python bytecode; ``fn`` must be picklable), or any
+            ``concurrent.futures.Executor``, which stays the caller's to shut down.
+        concurrency: how many samples may be in this stage at once, at least 1; None: what the loader has.
+        timeout_seconds: a sample that is in this stage for longer fails with ``StageTimeout``, and another thread (or
+            process) takes the place of the one that is stuck in it (``docs/timeouts.md``). None: it may take for ever.
 
-    Raises TypeError for values of the wrong kind and ValueError for what cannot run.
+    Raises:
+        TypeError: for values of the wrong kind.
+        ValueError: for what cannot run.
     """
 
     fn: Callable[[Any], Any]
@@ -92,11 +97,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """What one stage did with one sample: for how many seconds, and the type and shape of what it made, in words."""
+    """What one stage did with one sample."""
 
     name: str
+    """The stage's."""
     seconds: float
+    """Wall time."""
     result: str
+    """Type and shape of what it made, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,9 @@ class SampleTrace:
     """One sample and how it was made. ``print`` shows a table with a line for each stage."""
 
     value: Any
+    """The sample, before it is collated."""
     stages: tuple[StageTrace, ...]
+    """In the order in which it went through them."""
 
     def __str__(self) -> str:
         times = [f"{trace.seconds * 1e3:.2f}" for trace in self.stages]

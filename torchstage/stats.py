@@ -18,19 +18,32 @@ class StageStats:
     samples. Percentiles are right to 4.5 %.
     """
 
-    name: str  # "fetch", "decode", ..., "collate", "pin_memory", "transfer"
-    executor: str  # "thread", "event loop", "inline", "lane", "process", or the class name of the user's executor
-    threads: int  # or samples at once, for an event loop or an executor
+    name: str
+    """``"fetch"``, ``"decode"``, ..., ``"collate"``, ``"pin_memory"``, ``"transfer"``."""
+    executor: str
+    """``"thread"``, ``"event loop"``, ``"inline"``, ``"lane"``, ``"process"``, or the class of the user's executor."""
+    threads: int
+    """Or samples at once, for an event loop or an executor."""
     samples: int
+    """That came to it."""
     errors: int
-    mean_seconds: float | None  # a sample; None: none yet, or not known
+    """That it raised."""
+    mean_seconds: float | None
+    """A sample; None: none yet, or not known."""
     p50_seconds: float | None
+    """Half of the samples took no longer."""
     p95_seconds: float | None
+    """95 % of them."""
     p99_seconds: float | None
-    busy_seconds: float | None  # None: not known, as of torch's own worker processes
-    busy_share: float | None  # of its threads' time, 0 to 1
-    cpu_seconds: float | None  # estimated from some samples; None: of none it is known, as of coroutines
-    queued: int  # samples that wait for it now
+    """99 % of them."""
+    busy_seconds: float | None
+    """Of all its threads; None: not known, as of torch's own worker processes."""
+    busy_share: float | None
+    """Of its threads' time, 0 to 1."""
+    cpu_seconds: float | None
+    """Of its threads, estimated from some samples; None: of none it is known, as of coroutines."""
+    queued: int
+    """Samples that wait for it now."""
 
 
 class _Kept:
@@ -42,28 +55,48 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats(_Kept):
-    """A loader, since it was made or since an earlier record. ``print`` shows a table."""
+    """A loader, since it was made or since an earlier record. ``print`` shows a table. Seconds are wall time."""
 
     stages: tuple[StageStats, ...]
-    elapsed_seconds: float  # wall time inside epochs
-    batches: int  # handed out
+    """In the order in which a sample goes through them."""
+    elapsed_seconds: float
+    """Inside epochs, from the first ``next()`` to the latest one that returned."""
+    batches: int
+    """Handed out, without errors."""
     samples: int
+    """In these batches."""
     samples_per_second: float
+    """Of ``elapsed_seconds``."""
     batches_in_flight: int
-    bytes_in_flight: int | None  # where prefetch_bytes measures them
-    wait_seconds: float  # that the user waited in next(), without set-up and first batch
-    wait_p50_seconds: float | None  # a batch
+    """Begun and not yet handed out, now."""
+    bytes_in_flight: int | None
+    """Of these; None without ``prefetch_bytes``, which has them measured."""
+    wait_seconds: float
+    """That the user waited in ``next()``, without each epoch's first batch."""
+    wait_p50_seconds: float | None
+    """A batch: half of the waits were no longer."""
     wait_p95_seconds: float | None
+    """95 % of them."""
     wait_p99_seconds: float | None
-    setup_seconds: float  # making threads, copying, first samples, summed over epochs
-    first_batch_seconds: float | None  # latest epoch
-    sampler_held_seconds: float  # all that may be in flight was made, and there was no room to begin another batch
-    wait_share: float  # share of a step that is waiting, 0 to 1
-    bad_samples: int  # that failed, and came as others or not at all
-    filtered_samples: int  # left out by SkipSample
-    bad: tuple[BadSample, ...]  # the latest of both since the loader was made, 100 at most
-    bottleneck: str | None  # a stage's name, "training", or None when balanced or unknown
-    advice: str  # one sentence
+    """99 % of them."""
+    setup_seconds: float
+    """Making threads, copying, first samples; all epochs together."""
+    first_batch_seconds: float | None
+    """From the first ``next()`` of the latest epoch until it returned."""
+    sampler_held_seconds: float
+    """All that may be in flight was made, and there was no room to begin another batch."""
+    wait_share: float
+    """Share of a step that is waiting, 0 to 1."""
+    bad_samples: int
+    """That failed, and came as others or not at all."""
+    filtered_samples: int
+    """Left out by ``SkipSample``."""
+    bad: tuple[BadSample, ...]
+    """The latest of both since the loader was made, 100 at most."""
+    bottleneck: str | None
+    """A stage's name, ``"training"``, or None when balanced or unknown."""
+    advice: str
+    """What to do, in one sentence."""
 
     def __str__(self) -> str:
         rows = [_row(stage, is_marked=stage.name == self.bottleneck) for stage in self.stages]

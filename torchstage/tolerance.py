@@ -27,26 +27,28 @@ SUBSTITUTE = 1 << 50  # what tells a substitute's draws apart from those of the 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that is not handed out as the dataset made it.
-
-    ``stage``: where it failed. ``index``: its dataset index; of an iterable dataset, None. ``file``: the file that it
-    comes from, where the dataset tells (``samples`` or ``imgs`` as torchvision's folders have). ``kind`` and
-    ``message``: the error's class and words. ``is_filtered``: it was left out by SkipSample, which is no error.
-    ``substitute``: the index of the sample in its place, if there is one. ``error``: the exception itself, for an
-    ``on_error`` function; it is not kept in reports. Of an iterable dataset, ``lane`` (None: the caller's thread) is
-    who read it, and ``sample`` its number among all samples that were read there in this epoch, from 0.
-    """
+    """A sample that is not handed out as the dataset made it."""
 
     stage: str
+    """Where it failed."""
     index: Any
+    """Its dataset index; of an iterable dataset, None."""
     file: str | None
+    """The file that it comes from, where the dataset tells (``samples`` or ``imgs`` as torchvision's folders have)."""
     kind: str
+    """The name of the error's class."""
     message: str
+    """The error's words."""
     is_filtered: bool = False
+    """It was left out by ``SkipSample``, which is no error."""
     substitute: Any = None
+    """The index of the sample in its place, if there is one."""
     error: BaseException | None = None
+    """The exception itself, for an ``on_error`` function; it is not kept in reports."""
     lane: int | None = None
+    """Of an iterable dataset, who read it; None: the caller's thread."""
     sample: int | None = None
+    """Of an iterable dataset, its number among all samples that were read there in this epoch, from 0."""
 
     def __str__(self) -> str:
         where = f"index {self.index!r}" if self.index is not None else "a sample"

@@ -84,7 +84,8 @@ def decode_image(
     max_pixels: int | None = MAX_PIXELS,
     backend: Backend = "pillow",
 ) -> Tensor:
-    """The picture as a tensor (C, H, W): 3 channels for "RGB", 4 for "RGBA", 1 for "L" (grey), 2 for "LA".
+    """The picture in `source`, which is its bytes or a path, as a tensor (C, H, W). `mode`: 3 channels for "RGB", 4 for
+    "RGBA", 1 for "L" (grey), 2 for "LA".
 
     `size`: None keeps the size; an int is the shorter side of the result, the longer one keeps the aspect ratio,
     rounded down (as torchvision's `Resize`); (height, width) is exact. `interpolation` is a filter of Pillow's; all

@@ -32,8 +32,12 @@ Stack = Callable[[Worker], str]
 class StageTimeout(TimeoutError):  # noqa: N818  # it is one
     """A sample was in a stage for longer than that may take.
 
-    ``stage``: its name; ``seconds``: that it may take; ``index``: of the sample in the dataset, None if unknown;
-    ``stack``: where the thread was at that moment, "" if unknown.
+    Args:
+        message: all of it in words.
+        stage: its name.
+        seconds: that a sample may take in it.
+        index: of the sample in the dataset; None if unknown.
+        stack: where the thread was at that moment, as Python prints it; "" if unknown.
     """
 
     def __init__(

@@ -26,7 +26,11 @@ def said_stage(error: BaseException, first: str) -> str:
 
 class SkipSample(NoError):  # noqa: N818  # a word for the user's code, where nothing went wrong
     """Raised in a dataset or a stage: this sample is left out. Always allowed, whatever ``on_error`` is; counted apart,
-    never as an error. ``reason``: for the report."""
+    never as an error.
+
+    Args:
+        reason: why it is not wanted, for the report; the attribute of the same name.
+    """
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

@@ -46,8 +46,10 @@ def keep_stage_loaders(
 
     After ``load_state`` a loader goes on by itself; ``accelerator.skip_first_batches`` may say so, too.
 
-    convert: make StageLoaders of DataLoaders too.
-    loader_arguments: gives StageLoader's arguments, to stand for the loaders' own.
+    Args:
+        accelerator: the one whose ``prepare`` is changed.
+        convert: make StageLoaders of DataLoaders too.
+        loader_arguments: gives StageLoader's arguments, to stand for the loaders' own.
 
     Raises ValueError from ``prepare`` for ``split_batches`` and ``dispatch_batches``, which need accelerate's loaders.
     """

@@ -36,6 +36,10 @@ class StageTrainerMixin:
 
     ``dataloader_num_workers`` of the arguments is the number of threads; ``stage_loader_arguments`` may be overridden
     for StageLoader's own. With ``ignore_data_skip=True`` a resumed run begins its epoch anew, as in any Trainer.
+
+    Args:
+        arguments: the Trainer's.
+        others: the Trainer's, by name.
     """
 
     def __init__(self, *arguments: Any, **others: Any) -> None:

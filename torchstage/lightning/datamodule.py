@@ -41,13 +41,15 @@ OF_TRAINING = (  # arguments that say an order; and who has one epoch right afte
 class StageDataModule(LightningDataModule):
     """A LightningDataModule of datasets, whose loaders are StageLoaders.
 
-    Each dataset may also be a list, a tuple or a mapping of datasets: then so are its loaders. The other arguments are
+    ``train_dataset``, ``val_dataset``, ``test_dataset`` and ``predict_dataset`` may each be a dataset, or a list, a
+    tuple or a mapping of datasets: then so are its loaders; None: there is no such loader. The other arguments are
     StageLoader's, for all loaders; but ``sampler``, ``batch_sampler``, ``drop_last`` and ``generator`` are the training
-    loaders' alone, and:
+    loaders' alone.
 
-    shuffle: of the training loaders; None: shuffled. The order of a map-style dataset is that of an ``ElasticSampler``
-        with ``seed`` (None: that of ``seed_everything``, else 0), padded so that all ranks have equally many steps, or
-        cut with ``drop_last``.
+    Args:
+        shuffle: of the training loaders; None: shuffled. The order of a map-style dataset is that of an
+            ``ElasticSampler`` with ``seed`` (None: that of ``seed_everything``, else 0), padded so that all ranks have
+            equally many steps, or cut with ``drop_last``.
 
     Arguments are kept as attributes of the same names, read when loaders are made. Hooks may be overridden.
     ``state_dict`` is saved in Lightning's checkpoints; a run that is resumed from one goes on with the next batch.
@@ -143,7 +145,12 @@ class StageDataModule(LightningDataModule):
     @classmethod
     def wrap(cls, datamodule: LightningDataModule, **loader_arguments: Any) -> "StageDataModule":
         """A DataModule with the hooks of another one, whose DataLoaders become StageLoaders: with their own arguments,
-        and ``loader_arguments`` in place of those of the same name."""
+        and ``loader_arguments`` in place of those of the same name.
+
+        Args:
+            datamodule: any LightningDataModule.
+            loader_arguments: StageLoader's, by name.
+        """
         return WrappedDataModule(datamodule, loader_arguments)
 
     def _set_hooks(self) -> None:

@@ -32,12 +32,13 @@ class StageStatsMonitor(Callback):
     several loaders are ``train_0`` or ``train_<key>``. What is not known is left out; a stage's times without a new
     sample are those of the time before, so that names do not come and go.
 
-    progress_bar: show the share of the time that training waits for data, as ``data_wait``.
-    summary: say at the end of each epoch what the training loaders have done, with the bottleneck and what to do.
-    max_wait_share: warn once in a run if training waits for data for more than this share of an epoch; None: never.
-    slowest_rank: at the end of each epoch also write which rank has waited longest, and its numbers. All ranks then
-        wait for each other there.
-    prefix: what all names begin with.
+    Args:
+        progress_bar: show the share of the time that training waits for data, as ``data_wait``.
+        summary: say at the end of each epoch what the training loaders have done, with the bottleneck and what to do.
+        max_wait_share: warn once in a run if training waits for data for more than this share of an epoch; None: never.
+        slowest_rank: at the end of each epoch also write which rank has waited longest, and its numbers. All ranks then
+            wait for each other there.
+        prefix: what all names begin with.
 
     Raises RuntimeError when training starts inside an epoch, with a StageLoader of the user's own of which Lightning
     has dropped the state: the epoch would quietly begin anew.

@@ -26,6 +26,10 @@ def progress(loader: Watched, **tqdm_arguments: Any) -> Any:
     stands before it.
     ``total`` is ``len(loader)`` where there is one. Of a loader that goes on inside an epoch, say ``initial``.
 
+    Args:
+        loader: one StageLoader.
+        tqdm_arguments: what ``tqdm.tqdm`` takes, by name.
+
     Raises ImportError without tqdm; TypeError for what is no StageLoader; KeyError for what tqdm does not know.
     """
     found = named(loader, "observe.progress")

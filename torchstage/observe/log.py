@@ -15,7 +15,12 @@ FROM_THE_CALLER = 3  # functions up: the line is said to come from where ``step`
 
 
 def log_line(stats: LoaderStats, name: str = "") -> str:
-    """The record in a line: samples a second, the share of a step that is waiting, the bottleneck and what to do."""
+    """The record in a line: samples a second, the share of a step that is waiting, the bottleneck and what to do.
+
+    Args:
+        stats: what ``loader.stats()`` gave.
+        name: what the line begins with; on several ranks the rank stands before it.
+    """
     who = ", ".join(filter(None, (f"rank {rank()}" if is_distributed() else "", name)))
     return (
         f"{who}{': ' if who else ''}{stats.samples_per_second:.0f} samples/s, waiting {100 * stats.wait_share:.0f} % "
@@ -34,9 +39,10 @@ class Log:
     The record of the logging module has all numbers as its attribute ``torchstage``, see ``observe.as_dict``, for
     formatters that write JSON.
 
-    logger: None: the one called "torchstage.observe".
-    every_seconds: 0: at each step.
-    level: at which it logs; Python shows no INFO until logging is configured.
+    Args:
+        logger: None: the one called "torchstage.observe".
+        every_seconds: 0: at each step.
+        level: at which it logs; Python shows no INFO until logging is configured.
 
     Raises ValueError for a number of seconds that is negative or no number.
     """

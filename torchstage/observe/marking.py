@@ -25,8 +25,10 @@ class Ranges(Listener):
     """Puts each call of a stage into a range, ``torchstage.decode``, in the thread where it runs; and each wait of the
     loop for a batch, ``torchstage.wait``; from here until ``stop()``.
 
-    profiler: ranges of ``torch.profiler.record_function``.
-    nvtx: ranges of NVTX, for Nsight Systems. They need CUDA.
+    Args:
+        loader: a StageLoader.
+        profiler: ranges of ``torch.profiler.record_function``.
+        nvtx: ranges of NVTX, for Nsight Systems. They need CUDA.
 
     Of a coroutine, each stretch from one of its waits to the next is a range. Stages in other processes have none.
     Raises TypeError for what is no StageLoader; ValueError if neither is wanted; RuntimeError for NVTX without CUDA.
@@ -86,7 +88,7 @@ def ranges(loader: Any, *, profiler: bool = True, nvtx: bool = False) -> Generat
             for batch in loader:
                 ...
 
-    All else is as in ``Ranges``.
+    ``loader``, ``profiler`` and ``nvtx`` are those of ``Ranges``, and so are the errors.
     """
     made = Ranges(loader, profiler=profiler, nvtx=nvtx)
     try:

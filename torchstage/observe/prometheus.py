@@ -77,8 +77,9 @@ class PrometheusCollector:
     them. One collector has all loaders of a process; ``watch`` adds one or takes another in its place.
     ``REGISTRY.unregister(collector)`` ends it.
 
-    loaders: a StageLoader, whose label ``loader`` is empty, or a mapping of labels to StageLoaders.
-    rank: None: that of torch.distributed or torchrun, else 0, as it is when a scrape comes.
+    Args:
+        loaders: a StageLoader, whose label ``loader`` is empty, or a mapping of labels to StageLoaders.
+        rank: None: that of torch.distributed or torchrun, else 0, as it is when a scrape comes.
 
     Raises ImportError without prometheus_client; TypeError for what is no StageLoader.
     """

@@ -24,9 +24,10 @@ class TensorBoard:
     ``data/wait_share``. ``docs/observe.md`` lists them. The advice is a text, ``data/train/advice``, written when
     another stage has become the bottleneck.
 
-    writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX. Each rank has its own, if any, as runs of their
-        own ("runs/first/rank_3"): TensorBoard draws them over each other.
-    prefix: what all tags begin with.
+    Args:
+        writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX. Each rank has its own, if any, as runs of
+            their own ("runs/first/rank_3"): TensorBoard draws them over each other.
+        prefix: what all tags begin with.
 
     Raises TypeError for a writer that cannot write scalars.
     """

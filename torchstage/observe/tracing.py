@@ -43,8 +43,10 @@ class Trace(Listener):
 
     The file opens in https://ui.perfetto.dev and in chrome://tracing. ``docs/trace.md`` says how to read it.
 
-    num_batches: after so many, and what the loop does with the last of them, nothing more is recorded.
-    max_events: slices and counts that are kept. What comes after them is only counted.
+    Args:
+        loader: a StageLoader.
+        num_batches: after so many, and what the loop does with the last of them, nothing more is recorded.
+        max_events: slices and counts that are kept. What comes after them is only counted.
 
     Raises TypeError for what is no StageLoader; ValueError for numbers below 1.
     """
@@ -75,10 +77,12 @@ class Trace(Listener):
 
     def save(self, path: str | PathLike[str], *, merge_with: str | PathLike[str] | None = None) -> Path:
         """Stop, if it has not stopped, and write the trace; compressed if the path ends with ``.gz``. May be called
-        again, for another file.
+        again, for another file. Gives the path back.
 
-        merge_with: a trace that torch.profiler exported in the same run. What is written has its events and the
-            loader's, on one clock. Raises ValueError if the file is no such trace.
+        Args:
+            path: of the file.
+            merge_with: a trace that torch.profiler exported in the same run. What is written has its events and the
+                loader's, on one clock. Raises ValueError if the file is no such trace.
         """
         self.stop()
         if self.fault is not None:
@@ -186,7 +190,13 @@ def trace(
             for batch in loader:
                 ...
 
-    It is saved also where the block raises. All else is as in ``Trace``.
+    It is saved also where the block raises.
+
+    Args:
+        loader: a StageLoader.
+        path: of the file, compressed if it ends with ``.gz``.
+        num_batches: as in ``Trace``.
+        max_events: as in ``Trace``.
     """
     recorded = Trace(loader, num_batches, max_events=max_events)
     try:

@@ -42,7 +42,14 @@ STATUSES_TO_RETRY = frozenset((408, 429))  # and 500 to 599
 
 
 class RemoteError(OSError):
-    """A URL could not be read. ``status`` is the HTTP status if there was one; ``num_attempts`` counts requests."""
+    """A URL could not be read.
+
+    Args:
+        message: names the URL, and says why.
+        url: without password and query, as in ``message``.
+        status: the HTTP status, if there was one.
+        num_attempts: how many requests were made.
+    """
 
     def __init__(
         self, message: str, url: str | None = None, status: int | None = None, num_attempts: int | None = None

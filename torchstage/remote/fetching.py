@@ -44,17 +44,23 @@ class Remote:
 
     ``storage_options`` go to the object store or to fsspec (``{"endpoint": ..., "skip_signature": True}``), not to web
     servers; ``client_options`` are obstore's, for web servers and object stores (``{"default_headers": {...}}``).
-    Neither is shown by ``repr``; change neither once it is passed.
+    Neither is shown by ``repr``; change neither once it is passed. Raises ValueError for numbers that cannot be meant.
     """
 
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
     client_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
     num_retries: int = 5
-    backoff_seconds: float = 0.1  # before the first retry; doubles, and is drawn at random below that
+    """After the first attempt."""
+    backoff_seconds: float = 0.1
+    """Before the first retry; doubles, and is drawn at random below that."""
     max_backoff_seconds: float = 15.0
-    timeout_seconds: float = 30.0  # a server's longest silence
+    """It doubles up to that."""
+    timeout_seconds: float = 30.0
+    """A server's longest silence."""
     total_seconds: float = 180.0
-    whole_as_range: bool = True  # ask for a whole file as "bytes=0-": a third less CPU time where servers take it
+    """No attempt begins later than that after the first."""
+    whole_as_range: bool = True
+    """Ask for a whole file as ``bytes=0-``: a third less CPU time where servers take it."""
     key: Hashable = field(init=False, repr=False, compare=False)  # of the stores made for it; valid in this process
 
     def __post_init__(self) -> None:
@@ -263,10 +269,15 @@ DEFAULT = Remote()
 
 
 async def fetch_bytes(url: URL, byte_range: ByteRange | None = None) -> bytes:
-    """``Remote().fetch_bytes``: five retries, 30 s of silence, 180 s in all; credentials from the environment."""
+    """``Remote().fetch_bytes``: five retries, 30 s of silence, 180 s in all; credentials from the environment.
+
+    Args:
+        url: ``https://``, ``s3://``, ``file://`` and others, or a path.
+        byte_range: the first byte, and one past the last; None for that: to the end. Without a range: all.
+    """
     return await DEFAULT.fetch_bytes(url, byte_range)
 
 
 def read_bytes(url: URL, byte_range: ByteRange | None = None) -> bytes:
-    """``Remote().read_bytes``: as ``fetch_bytes``, in this thread."""
+    """``Remote().read_bytes``: as ``fetch_bytes``, ``url`` and ``byte_range`` too, in this thread."""
     return DEFAULT.read_bytes(url, byte_range)

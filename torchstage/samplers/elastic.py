@@ -25,17 +25,21 @@ MAX_RANKS = 2**31 - 1  # torch.distributed counts them in a C int
 class ElasticSampler(DistributedSampler[int]):
     """Samples of a map-style dataset for one rank of any number: exactly once over all ranks, across a resume too.
 
-    dataset: only its length is asked for, at the first index of each epoch and by ``len``; it must be the same on all
-        ranks.
-    num_replicas, rank: how many processes share each epoch, and which one this is. None: those of torch.distributed,
-        asked for when they are needed, so the sampler may be made before the process group; 1 and 0 without one.
-    shuffle: an order that depends on seed, epoch and length alone; otherwise 0, 1, 2, ...
-    seed: from 0 to 2**63 - 1; the same on all ranks.
-    tail: "exact": each sample once; ranks' counts differ by at most 1. "pad": the first samples of the epoch's order
-        come again at its end until all ranks have as many. "drop": the last samples of the order, fewer than there are
-        ranks, are left out. None: "drop" with ``drop_last``, else "exact".
+    Args:
+        dataset: only its length is asked for, at the first index of each epoch and by ``len``; it must be the same on
+            all ranks.
+        num_replicas: how many processes share each epoch. None: as many as torch.distributed has, asked for when it is
+            needed, so the sampler may be made before the process group; 1 without one.
+        rank: which of them this is, from 0. None: likewise.
+        shuffle: an order that depends on seed, epoch and length alone; otherwise 0, 1, 2, ...
+        seed: from 0 to 2**63 - 1; the same on all ranks.
+        drop_last: ``tail="drop"`` in torch's words.
+        tail: "exact": each sample once; ranks' counts differ by at most 1. "pad": the first samples of the epoch's
+            order come again at its end until all ranks have as many. "drop": the last samples of the order, fewer than
+            there are ranks, are left out. None: "drop" with ``drop_last``, else "exact".
 
-    Raises TypeError and ValueError for arguments that cannot be meant.
+    Raises:
+        TypeError, ValueError: for arguments that cannot be meant.
     """
 
     # DistributedSampler has plain attributes, fixed when it is made; these follow the dataset and the process group.
