@@ -6,13 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format bench bench-quick clean
+.PHONY: help demo test lint types format docs bench bench-quick clean
 
 help:
 	@echo 'make demo         train on real photographs with DataLoader and with StageLoader, side by side'
 	@echo 'make test         run the tests'
 	@echo 'make lint types   check style with ruff and types with pyright'
 	@echo 'make format       let ruff put the code in shape'
+	@echo 'make docs         build the pages of docs/ as a site into site/; nothing is fetched for it'
 	@echo 'make bench        run all benchmarks and draw docs/benchmarks.md (make bench-quick: a short look)'
 	@echo 'make clean        remove the virtual environment and what the tools left'
 
@@ -34,6 +35,9 @@ format: $(VENV)/installed-test
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
+docs: $(VENV)/installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.table > docs/benchmarks.md
@@ -44,7 +48,7 @@ bench-quick: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks --quick
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Removing the old stamp first means that an interrupted installation is not taken for a finished one.

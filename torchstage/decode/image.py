@@ -60,12 +60,15 @@ class ImageInfo:
     width: int
     """As stored. An `orientation` of 5 to 8 means that width and height change places when it is shown."""
     height: int
+    """As stored."""
     orientation: int
     """1 to 8, as EXIF counts; 1 is upright."""
     num_frames: int
     """1 for a still picture. Frames of an animation, pages of a TIFF file, pictures of an MPO file."""
     has_alpha: bool
+    """Whether some of it may be transparent."""
     has_icc_profile: bool
+    """Whether it says by a profile which colours its numbers mean."""
 
 
 def decode_image(
@@ -138,8 +141,8 @@ def decode_image(
 
 
 def image_info(source: Source, *, max_pixels: int | None = MAX_PIXELS) -> ImageInfo:
-    """What the file tells, its pixels not decoded (but by formats that cannot tell otherwise). Raises as
-    `decode_image`."""
+    """What the file `source` (bytes or a path) tells, its pixels not decoded (but by formats that cannot tell otherwise).
+    `max_pixels` and what is raised are as in `decode_image`."""
     name = _name(source)
     require_pillow()
     with stream_of(source) as stream:
