@@ -141,8 +141,8 @@ def decode_image(
 
 
 def image_info(source: Source, *, max_pixels: int | None = MAX_PIXELS) -> ImageInfo:
-    """What the file `source` (bytes or a path) tells, its pixels not decoded (but by formats that cannot tell otherwise).
-    `max_pixels` and what is raised are as in `decode_image`."""
+    """What the file `source` (bytes or a path) tells, its pixels not decoded (but by formats that cannot tell
+    otherwise). `max_pixels` and what is raised are as in `decode_image`."""
     name = _name(source)
     require_pillow()
     with stream_of(source) as stream:
