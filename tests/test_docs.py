@@ -4,6 +4,7 @@ The blocks of a file run in order, in one namespace. A ```text block right after
 output; `...` in it stands for anything.
 """
 
+import ast
 import contextlib
 import doctest
 import io
@@ -86,3 +87,29 @@ def test_every_argument_of_the_loader_is_explained():
 
     explained = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs/drop-in.md").read_text(), re.MULTILINE))
     assert explained == set(inspect.signature(StageLoader).parameters)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_the_tests_that_a_document_names_are_there(document):
+    named = re.findall(r"`(tests/[\w/]+\.py)`", document.read_text())
+    assert not [path for path in named if not (ROOT / path).is_file()]
+
+
+def test_the_messages_of_troubleshooting_are_those_that_are_printed():
+    """Its quotes, in which dots stand for anything, are in string literals of the library, piece by piece."""
+    quotes = re.findall(r"^> (.+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    assert quotes
+    said = [words for path in (ROOT / "torchstage").rglob("*.py") for words in literals_of(path)]
+    pieces = {piece.strip(" .,:;") for quote in quotes for piece in quote.split("...")} - {""}
+    assert not [piece for piece in pieces if not any(piece in words for words in said)]
+
+
+def literals_of(path: Path) -> list[str]:
+    """Strings as the code has them; what an f-string puts in is left out."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("\0".join(part.value if isinstance(part, ast.Constant) else "" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found
