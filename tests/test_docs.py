@@ -90,9 +90,18 @@ def test_every_argument_of_the_loader_is_explained():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_the_tests_that_a_document_names_are_there(document):
-    named = re.findall(r"`(tests/[\w/]+\.py)`", document.read_text())
-    assert not [path for path in named if not (ROOT / path).is_file()]
+def test_the_files_that_a_document_names_are_there(document):
+    named = re.findall(r"`((?:benchmarks|docs|examples|tests)/[\w/.-]+)`", document.read_text())
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_modules_on_the_map_are_there():
+    design = (ROOT / "docs/design.md").read_text()
+    told = design[design.index("### What is where") : design.index("## Decisions")]
+    names = {name for line in told.splitlines() for name in re.findall(r"`([\w/]+)(?:\.py)?`", line)}
+    assert len(names) > 80
+    package = ROOT / "torchstage"
+    assert not [name for name in names if not ((package / f"{name}.py").is_file() or (package / name).is_dir())]
 
 
 def test_the_messages_of_troubleshooting_are_those_that_are_printed():
