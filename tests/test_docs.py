@@ -106,7 +106,7 @@ def test_the_modules_on_the_map_are_there():
 
 def test_the_messages_of_troubleshooting_are_those_that_are_printed():
     """Its quotes, in which dots stand for anything, are in string literals of the library, piece by piece."""
-    quotes = re.findall(r"^> (.+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    quotes = re.findall(r"^> `(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
     assert quotes
     said = [words for path in (ROOT / "torchstage").rglob("*.py") for words in literals_of(path)]
     pieces = {piece.strip(" .,:;") for quote in quotes for piece in quote.split("...")} - {""}
