@@ -139,6 +139,7 @@ def page_of(path: Path) -> Page:
     return page
 
 
+@pytest.mark.site
 def test_the_site_is_built_and_nothing_in_it_leads_astray(tmp_path):
     build(tmp_path)
     pages = {path: page_of(path) for path in tmp_path.rglob("*.html") if path.name != "404.html"}
