@@ -206,7 +206,8 @@ FLOOR_1 = {
         "placement.model",
         "tables",
     },
-    "probe.command": {"tables"},
+    "probe.command": {"probe.prediction", "tables"},
+    "probe.prediction": {"placement.model"},
     "probe.process_tree": set(),
     # Who may share what.
     "isolation": {"changes", "copies", "errors", "graph", "looking", "search", "stores", "twins"},

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchstage.engine.parking import usable_cores
+from torchstage.probe.prediction import Prediction
 from torchstage.tables import table
 
 ABOUT_AS_MUCH = 0.9  # of the best: what is simpler wins then
@@ -51,12 +52,16 @@ class Setting:
         return f"{self.num_workers} {kind}{plural}"
 
 
+ONE_THREAD = Setting("thread", 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Probed:
     """What one setting gave. ``cores_used``: CPU seconds a second, of all its processes. ``memory_bytes``: theirs in
     all, what they share counted once; ``is_shared_counted_once`` False: the system does not tell, it was counted in
     each. ``serialised_bytes``: a sample, as it is sent from one process to another; of that, ``pickled_bytes`` are
-    copied by pickle, and the rest are large buffers, written once. ``error``: why there is nothing else."""
+    copied by pickle, and the rest are large buffers, written once. ``prediction``: of one thread, where it could be
+    seen what others would give. ``error``: why there is nothing else."""
 
     setting: Setting
     samples_per_second: float | None = None
@@ -67,6 +72,7 @@ class Probed:
     serialised_bytes: int | None = None
     pickled_bytes: int | None = None
     num_samples: int = 0
+    prediction: Prediction | None = None
     error: str | None = None
 
 
@@ -82,11 +88,23 @@ class Report:
     reason: str
 
     def __str__(self) -> str:
-        head = ("  setting", "", "samples/s", "first batch", "cores used", "memory", "sent a sample")
-        rows = [_row(one, is_best=one.setting == self.recommended) for one in self.settings]
+        head = ("  setting", "", "samples/s", "predicted", "first batch", "cores used", "memory", "sent a sample")
+        rows = [_row(one, self.predicted(one.setting), is_best=one.setting == self.recommended) for one in self.settings]
         failed = [f"{one.setting.label}: {one.error}" for one in self.settings if one.error is not None]
         lines = [f"{self.dataset}, batch_size={self.batch_size}, {self.num_cores} cores", "", table(head, rows), ""]
-        return "\n".join([*lines, *failed, self.sentence])
+        seen = [] if self.prediction is None else [str(self.prediction)]
+        return "\n".join([*lines, *failed, *seen, self.sentence])
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What one thread alone showed."""
+        return next((one.prediction for one in self.settings if one.prediction is not None), None)
+
+    def predicted(self, setting: Setting) -> float | None:
+        """Samples a second; None: not known, or it is the one thread that the others are predicted from."""
+        if self.prediction is None or setting == ONE_THREAD:
+            return None
+        return self.prediction.per_second(setting.method)
 
     @property
     def sentence(self) -> str:
@@ -103,7 +121,7 @@ def probe(request: Request, say: Callable[[str], None] = lambda words: None) -> 
     """Measure one thread, N threads and N processes. ``say`` is told what is being measured. Raises ProbeFailed if none
     of them could be."""
     number = request.num_workers or usable_cores()
-    settings = [Setting("thread", 1), Setting("thread", number), Setting("multiprocessing", number)]
+    settings = [ONE_THREAD, Setting("thread", number), Setting("multiprocessing", number)]
     found: list[Probed] = []
     for setting in dict.fromkeys(settings):
         say(f"{setting.label}: about {request.seconds:g} s ...")
@@ -136,7 +154,9 @@ def _run(request: Request, setting: Setting) -> Probed:
     """Measure it in a fresh process, which writes what it found into a file: the user's code may print."""
     with tempfile.TemporaryDirectory(prefix="torchstage-probe-") as folder:
         asked, answer = Path(folder, "asked.json"), Path(folder, "answer.json")
-        asked.write_text(json.dumps({**dataclasses.asdict(request), **dataclasses.asdict(setting)}))
+        predict_for = (request.num_workers or usable_cores()) if setting == ONE_THREAD else None
+        told_of = {**dataclasses.asdict(request), **dataclasses.asdict(setting), "predict_for": predict_for}
+        asked.write_text(json.dumps(told_of))
         command = [sys.executable, "-m", "torchstage.probe.measured", str(asked), str(answer)]
         done = subprocess.run(command, stdout=sys.stderr.fileno() if _has_number(sys.stderr) else subprocess.DEVNULL)
         if not answer.exists():
@@ -144,7 +164,8 @@ def _run(request: Request, setting: Setting) -> Probed:
         told: dict[str, Any] = json.loads(answer.read_text())
     if told.pop("is_final", False):  # it would be the same with any setting
         raise ProbeFailed(told["error"])
-    return Probed(setting, **told)
+    seen: dict[str, Any] | None = told.pop("prediction", None)
+    return Probed(setting, **told, prediction=None if seen is None else Prediction(**seen))
 
 
 def _has_number(stream: Any) -> bool:
@@ -155,16 +176,18 @@ def _has_number(stream: Any) -> bool:
     return True
 
 
-def _row(one: Probed, *, is_best: bool) -> tuple[str, ...]:
+def _row(one: Probed, predicted: float | None, *, is_best: bool) -> tuple[str, ...]:
     label = ("> " if is_best else "  ") + one.setting.label
+    expected = "-" if predicted is None else f"{predicted:.1f}"
     if one.error is not None:
-        return (label, "failed", "-", "-", "-", "-", "-")
+        return (label, "failed", "-", expected, "-", "-", "-", "-")
     memory = "-" if one.memory_bytes is None else f"{one.memory_bytes / MIB:.0f} MiB"
     is_sent = one.setting.method != "thread" and one.serialised_bytes is not None
     return (
         label,
         "" if one.is_shared_counted_once else "(shared memory counted in each process)",
         f"{one.samples_per_second:.1f}",
+        expected,
         f"{one.first_batch_seconds:.2f} s",
         f"{one.cores_used:.2f}",
         memory,

@@ -5,6 +5,7 @@ It is started by ``torchstage.probe.command`` as ``python -m torchstage.probe.me
 Guarantees: an answer is written also where the user's code fails.
 """
 
+import dataclasses
 import importlib
 import json
 import pickle
@@ -19,7 +20,12 @@ from torch.utils.data import IterableDataset
 
 from torchstage.executors.processes import NotPicklable
 from torchstage.loader import StageLoader
+from torchstage.placement.placement import placement_of
+from torchstage.probe.prediction import Prediction, prediction_of
 from torchstage.probe.process_tree import cpu_seconds_of_tree, memory_of_tree
+
+
+MOST_SECONDS = 5.0  # until a loader has seen enough; it takes half a second where samples take milliseconds
 
 
 class NotFound(Exception):  # noqa: N818  # told as it is
@@ -74,7 +80,26 @@ def measured(asked: dict[str, Any]) -> dict[str, Any]:
         persistent_workers=True,
     )
     with loader:
-        return _measured(loader, asked["seconds"], counting(loader))
+        found = _measured(loader, asked["seconds"], counting(loader))
+    if asked["predict_for"] is not None:
+        seen = predicted(dataset, asked["batch_size"], asked["predict_for"], collate_fn)
+        found["prediction"] = None if seen is None else dataclasses.asdict(seen)
+    return found
+
+
+def predicted(
+    dataset: Any, batch_size: int, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None = None
+) -> Prediction | None:
+    """What as many threads, and as many processes, should make of it: one thread alone works meanwhile, and is looked
+    at, as in every loader's first epoch. None: of an iterable dataset, without a GIL, and where too little was seen."""
+    make: Any = StageLoader
+    loader: Any = make(dataset, batch_size=batch_size, num_workers=num_workers, collate_fn=collate_fn)
+    placement, begin = placement_of(loader.ledger), time.perf_counter()
+    with loader:
+        for _ in _endless(loader, counting(loader)):
+            if placement.scene is not None or time.perf_counter() - begin > MOST_SECONDS:
+                break
+    return prediction_of(placement.scene)
 
 
 def counting(loader: Any) -> Callable[[int], int]:
