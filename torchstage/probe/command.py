@@ -89,7 +89,8 @@ class Report:
 
     def __str__(self) -> str:
         head = ("  setting", "", "samples/s", "predicted", "first batch", "cores used", "memory", "sent a sample")
-        rows = [_row(one, self.predicted(one.setting), is_best=one.setting == self.recommended) for one in self.settings]
+        best = self.recommended
+        rows = [_row(one, self.predicted(one.setting), is_best=one.setting == best) for one in self.settings]
         failed = [f"{one.setting.label}: {one.error}" for one in self.settings if one.error is not None]
         lines = [f"{self.dataset}, batch_size={self.batch_size}, {self.num_cores} cores", "", table(head, rows), ""]
         seen = [] if self.prediction is None else [str(self.prediction)]

@@ -24,7 +24,6 @@ from torchstage.placement.placement import placement_of
 from torchstage.probe.prediction import Prediction, prediction_of
 from torchstage.probe.process_tree import cpu_seconds_of_tree, memory_of_tree
 
-
 MOST_SECONDS = 5.0  # until a loader has seen enough; it takes half a second where samples take milliseconds
 
 
