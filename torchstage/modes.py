@@ -38,7 +38,7 @@ class Modes:
         on = tuple((d, torch.get_autocast_dtype(d)) for d in MODE_DEVICES if _is_autocast_enabled(d))
         device = torch.accelerator.current_device_index() if _has_accelerator_in_use() else None
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return cls(grad, inference, on, device, torch.get_default_device(), contextvars.copy_context())
+        return cls(grad, inference, on, device, _default_device(), contextvars.copy_context())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To a process go the modes that have a meaning there: context variables stay, and so does the accelerator."""
@@ -54,7 +54,7 @@ class Modes:
         for variable, token in _this_thread.tokens:
             variable.reset(token)
         _this_thread.tokens = [(variable, variable.set(value)) for variable, value in self.context.items()]
-        if self.default_device != torch.get_default_device():
+        if self.default_device != _default_device():
             stack.enter_context(self.default_device)
         if self.inference:
             stack.enter_context(torch.inference_mode())
@@ -65,6 +65,13 @@ class Modes:
 
 def _elsewhere(grad: bool, inference: bool, autocast: tuple[tuple[str, Any], ...], device: torch.device) -> Modes:
     return Modes(grad, inference, autocast, None, device, contextvars.Context())
+
+
+def _default_device() -> torch.device:
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # torch 2.9's way to say, after set_default_device(None), that there is none
+        return torch.device("cpu")
 
 
 def _is_autocast_enabled(device_type: str) -> bool:

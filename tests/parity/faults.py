@@ -74,25 +74,20 @@ class FaultySampler:
         return BATCHES[self.number]
 
 
-class FaultyBatch(list):
-    """Pinned as torch pins a user's own type."""
+class FaultyBatch:
+    """Pinned as torch pins a user's own type. It is no list: torch 2.9 pins the members of lists of any type."""
 
-    fault: Fault
+    def __init__(self, fault: Fault, samples: list[int]) -> None:
+        self.fault, self.samples = fault, samples
 
     def pin_memory(self) -> list[int]:
-        self.fault.raise_in(self[0] // BATCH_SIZE)
-        return list(self)
+        self.fault.raise_in(self.samples[0] // BATCH_SIZE)
+        return self.samples
 
 
 def faulty_collate(fault: Fault, samples: list[int]) -> list[int]:
     fault.raise_in(samples[0] // BATCH_SIZE)
     return samples
-
-
-def batch_to_pin(fault: Fault, samples: list[int]) -> FaultyBatch:
-    batch = FaultyBatch(samples)
-    batch.fault = fault
-    return batch
 
 
 def in_dataset(fault: Fault) -> dict[str, Any]:
@@ -122,7 +117,7 @@ def in_pinning(fault: Fault) -> dict[str, Any]:
     """Where no accelerator is, the test pretends that there is one."""
 
     def collate(samples: list[int]) -> FaultyBatch:
-        return batch_to_pin(fault, samples)
+        return FaultyBatch(fault, samples)
 
     dataset = Indices(BATCH_SIZE * NUM_BATCHES)
     return {"dataset": dataset, "batch_size": BATCH_SIZE, "collate_fn": collate, "pin_memory": True}

@@ -1,6 +1,7 @@
 """Arguments: every combination is taken or refused as torch does, with torch's words, and gives torch's batches."""
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -93,7 +94,7 @@ def test_bad_arguments_are_refused_with_torch_s_words(loader_class: type[DataLoa
 def test_a_timeout_needs_workers(loader_class: type[DataLoader]) -> None:
     """The constructor takes it; iter() does not."""
     loader = loader_class(Indices(5), timeout=3)
-    with pytest.raises(AssertionError, match="timeout"):
+    with pytest.raises(AssertionError, match="timeout|^$"):  # torch 2.9 asserts it without a word
         iter(loader)
 
 
@@ -101,7 +102,7 @@ def test_a_timeout_needs_workers(loader_class: type[DataLoader]) -> None:
 @on_both_classes
 def test_prefetching_nothing_is_refused_by_iter(loader_class: type[DataLoader]) -> None:
     loader = loader_class(Indices(5), num_workers=1, prefetch_factor=0)
-    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0|^$"):
         iter(loader)
 
 
@@ -195,6 +196,14 @@ def warned(loader_class: type[DataLoader], **arguments: Any) -> list[tuple[str, 
     return said
 
 
+def pretend_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Where torch looks for them. 2.9 asks the system itself."""
+    if hasattr(torch._utils, "cpu_count"):
+        monkeypatch.setattr(torch._utils, "cpu_count", lambda: number)
+    else:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(number)), raising=False)
+
+
 @pytest.fixture
 def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
@@ -214,7 +223,7 @@ WARNED: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.usefixtures("no_accelerator")
 @on(INLINE, STAGED_INLINE, PROCESSES, TWO_THREADS)
 def test_pinning_without_a_device_is_warned_of_in_each_epoch(make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 64)
+    pretend_cores(monkeypatch, 64)
     for arguments, words in WARNED:
         said = warned(make_loader.loader_class, num_workers=make_loader.num_workers, **arguments)
         expected = [(moment, start) for moment in ("first epoch", "second epoch") for start in words]
@@ -231,7 +240,7 @@ def test_warnings_have_torch_s_words() -> None:
 
 
 def test_too_many_workers_are_warned_of_when_made_and_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
+    pretend_cores(monkeypatch, 1)
     said = warned(StageLoader, num_workers=2)
     assert said == warned(DataLoader, num_workers=2)
     assert [moment for moment, _, _ in said] == ["made", "first epoch", "second epoch"]
