@@ -94,7 +94,7 @@ def test_bad_arguments_are_refused_with_torch_s_words(loader_class: type[DataLoa
 def test_a_timeout_needs_workers(loader_class: type[DataLoader]) -> None:
     """The constructor takes it; iter() does not."""
     loader = loader_class(Indices(5), timeout=3)
-    with pytest.raises(AssertionError, match="timeout|^$"):  # torch 2.9 asserts it without a word
+    with pytest.raises(AssertionError, match=r"timeout|^$"):  # torch 2.9 asserts it without a word
         iter(loader)
 
 
@@ -102,7 +102,7 @@ def test_a_timeout_needs_workers(loader_class: type[DataLoader]) -> None:
 @on_both_classes
 def test_prefetching_nothing_is_refused_by_iter(loader_class: type[DataLoader]) -> None:
     loader = loader_class(Indices(5), num_workers=1, prefetch_factor=0)
-    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0|^$"):
+    with pytest.raises(AssertionError, match=r"prefetch_factor must be greater than 0|^$"):
         iter(loader)
 
 
