@@ -36,7 +36,7 @@ USER_LINES = {
     "dataset": "in __getitem__\n    self.fault.raise_in(index // BATCH_SIZE)",
     "bulk": "in __getitems__\n    self.fault.raise_in(indices[0] // BATCH_SIZE)",
     "collate": "in faulty_collate\n    fault.raise_in(samples[0] // BATCH_SIZE)",
-    "pinning": "in pin_memory\n    self.fault.raise_in(self[0] // BATCH_SIZE)",
+    "pinning": "in pin_memory\n    self.fault.raise_in(self.samples[0] // BATCH_SIZE)",
     "sampler": "in __next__\n    self.fault.raise_in(self.number)",
     "batch sampler": "in __next__\n    self.fault.raise_in(self.number)",
 }
