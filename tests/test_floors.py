@@ -359,7 +359,7 @@ FLOOR_3 = {  # each knows a framework, which it imports as soon as it is importe
     "observe.chrome": set(),
     "observe.marking": set(),
     "integrations": set(),
-    "__main__": {"probe.command"},
+    "__main__": {"", "probe.command"},
     "integrations.prepared": {"arguments"},
     "integrations.accelerate": {"arguments", "integrations.prepared"},
     "integrations.transformers": {"integrations.accelerate", "integrations.prepared"},

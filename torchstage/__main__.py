@@ -1,18 +1,58 @@
 """Commands: ``python -m torchstage probe module:dataset_factory``.
 
-Guarantees: what is wrong with the command is said in a line, with exit status 2; what fails while it runs, with 1.
+Guarantees: what is wrong with the command is said in a line, with exit status 2; what fails while it runs, with 1; a
+Ctrl-C ends it without a traceback, with 130.
 """
 
 import argparse
+import platform
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+import torch
+
+from torchstage import __version__
 from torchstage.probe.command import ProbeFailed, Request, probe
+
+EXAMPLES = """\
+examples:
+  python -m torchstage probe my_data:Photographs
+      My dataset is what Photographs() in my_data.py returns. Do threads or processes load it faster, how many
+      samples a second do they give, and what should I write?
+  python -m torchstage probe path/to/my_data.py:Photographs --batch-size 64 --num-workers 8 --json
+      The same of a file anywhere, with my own settings, for another program to read.
+
+"python -m torchstage COMMAND --help" tells the options of a command.
+"""
+PROBE_EXAMPLES = """\
+examples:
+  python -m torchstage probe my_data:Photographs
+  python -m torchstage probe path/to/my_data.py:make_dataset --batch-size 64 --num-workers 8 --seconds 10
+  python -m torchstage probe my_data:Tokens --collate my_data:pad --json
+
+The recommendation is the simplest setting that gives 0.9 of the best one or more. docs/probe.md tells how to read the
+table.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}. See: {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit status."""
     options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130  # as a shell says of what SIGINT ended
+
+
+def _probe(options: argparse.Namespace) -> int:
     request = Request(options.dataset, options.collate, options.batch_size, options.num_workers, options.seconds)
     try:
         report = probe(request, say=_tell)
@@ -29,14 +69,24 @@ def _tell(words: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m torchstage", description="torchstage's commands.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser = _Parser(
+        prog="python -m torchstage",
+        description="torchstage's commands. The loader itself is torchstage.StageLoader: it takes DataLoader's place.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"torchstage {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(required=True, metavar="command", title="commands", dest="command")
     probe_parser = commands.add_parser(
         "probe",
         help="measure a dataset with one thread, several threads and several processes",
-        description="Loads your dataset with one thread, with several threads and with several processes, each in a "
-        "fresh Python process, and recommends a setting.",
+        description="Loads your dataset with one thread, with several threads and with several processes, each in a\n"
+        "fresh Python process; tells what one thread alone lets expect of the others, and recommends a setting.",
+        epilog=PROBE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    probe_parser.set_defaults(run=_probe)
     probe_parser.add_argument(
         "dataset",
         type=_spec,
