@@ -32,6 +32,7 @@ NAMES = (
     "python_bound",
     "transport",
     "mixed",
+    "probe_prediction",
     "bad_samples",
     "transfer",
 )
