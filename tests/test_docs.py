@@ -55,6 +55,7 @@ def output_of(example: Example, document: Path, namespace: dict[str, Any]) -> st
     return printed.getvalue()
 
 
+@pytest.mark.timeout(300)  # docs/probe.md starts a dozen interpreters, each of which imports torch
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if examples_of(d)], ids=name_of)
 def test_the_examples_of_a_document_run_and_print_what_it_says(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from torchstage.accounts import has_gil
 from torchstage.executors.processes import NotPicklable
 from torchstage.loader import StageLoader
 from torchstage.placement.placement import placement_of
@@ -91,12 +92,22 @@ def predicted(
 ) -> Prediction | None:
     """What as many threads, and as many processes, should make of it: one thread alone works meanwhile, and is looked
     at, as in every loader's first epoch. None: of an iterable dataset, without a GIL, and where too little was seen."""
+    if isinstance(dataset, IterableDataset) or not has_gil():
+        return None
+    found, deadline = None, time.perf_counter() + MOST_SECONDS
+    while found is None and time.perf_counter() < deadline:
+        found = _looked_at(dataset, batch_size, num_workers, collate_fn, deadline)
+    return found
+
+
+def _looked_at(dataset: Any, batch_size: int, num_workers: int, collate_fn: Any, deadline: float) -> Prediction | None:
+    """Once, by a new loader. None: on a busy machine, a look of half a second may be too short."""
     make: Any = StageLoader
     loader: Any = make(dataset, batch_size=batch_size, num_workers=num_workers, collate_fn=collate_fn)
-    placement, begin = placement_of(loader.ledger), time.perf_counter()
+    placement = placement_of(loader.ledger)
     with loader:
         for _ in _endless(loader, counting(loader)):
-            if placement.scene is not None or time.perf_counter() - begin > MOST_SECONDS:
+            if placement.scene is not None or time.perf_counter() > deadline:
                 break
     return prediction_of(placement.scene)
 
