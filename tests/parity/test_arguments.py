@@ -187,6 +187,7 @@ def warned(loader_class: type[DataLoader], **arguments: Any) -> list[tuple[str, 
     said = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python's, of forks
         loader = loader_class(Indices(4), **arguments)
         for moment in ("made", "first epoch", "second epoch"):
             if moment != "made":

@@ -113,6 +113,9 @@ class Concurrently:
             tally.fail(part.segment.key, said_stage(error, making.stage), num_each)
             self._tell(tally, making, since, error)
             part.fail(slot, caught(error, making.stage, slot))
+        finally:
+            # Since Python 3.13, the frame of a coroutine that failed keeps this one: error, frame, this, batch, error.
+            del part, making
 
     def _tell(self, tally: Tally, making: Making, since: float, error: BaseException | None = None) -> None:
         """What became of a sample, if somebody listens. One that fails after its last stage was told of already."""

@@ -7,7 +7,6 @@ down to their storages. Arrays and whatever else offers its memory to pickle (pr
 Guarantees: nothing is copied here; nothing refers to the value any more after ``with found`` was left.
 """
 
-import io
 import mmap
 import pickle
 from collections.abc import Callable, Sequence
@@ -90,17 +89,19 @@ class TooLarge(MemoryError):  # noqa: N818  # it says what is wrong
         self.num_bytes = num_bytes
 
 
-class _Bounded(io.BytesIO):
-    """A stream that says at once when it becomes too long."""
+class _Stream:
+    """What a pickler writes to. It says at once when it becomes too long. It is no io.BytesIO: the garbage collector
+    closes these, which fails while somebody looks at their memory, and Python 3.13 tells the user so."""
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__()
+    def __init__(self, max_bytes: int | None) -> None:
+        self.written = bytearray()
         self._max_bytes = max_bytes
 
     def write(self, data: Any, /) -> int:
-        if (num_bytes := self.tell() + len(data)) > self._max_bytes:
+        if self._max_bytes is not None and (num_bytes := len(self.written) + len(data)) > self._max_bytes:
             raise TooLarge(num_bytes)
-        return super().write(data)
+        self.written += data
+        return len(data)
 
 
 def gathered(
@@ -109,12 +110,12 @@ def gathered(
     """The pickle, and what it refers to. ``files``: arrays that show one of these are pieces, whatever their type, size
     and strides. Raises TooLarge: the pickle alone is larger than ``max_bytes``; and what pickle and the value's own
     functions raise."""
-    stream = io.BytesIO() if max_bytes is None else _Bounded(max_bytes)
+    stream = _Stream(max_bytes)
     found = Found()
     pickler = _Pickler(stream, found, refuse, files)
     pickler.dump(value)
     pickler.clear_memo()
-    return stream.getbuffer(), found
+    return memoryview(stream.written), found
 
 
 # A pickle refers to a piece by a buffer that is not in it. This one stands for pieces that are no buffers: unpickling
@@ -163,7 +164,7 @@ def refuse(device: torch.device) -> TypeError:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, found: Found, refuse: Refuse, files: Files | None) -> None:
+    def __init__(self, stream: _Stream, found: Found, refuse: Refuse, files: Files | None) -> None:
         super().__init__(stream, 5, buffer_callback=found.met)
         self._found = found
         self._files = files
