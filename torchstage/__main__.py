@@ -1,4 +1,4 @@
-"""Commands: ``python -m torchstage probe module:dataset_factory``.
+"""Commands: ``python -m torchstage probe module:dataset_factory``, ``python -m torchstage compare module:a module:b``.
 
 Guarantees: what is wrong with the command is said in a line, with exit status 2; what fails while it runs, with 1; a
 Ctrl-C ends it without a traceback, with 130.
@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 
 from torchstage import __version__
+from torchstage.comparison import command as comparison
 from torchstage.probe.command import ProbeFailed, Request, probe
 
 EXAMPLES = """\
@@ -22,6 +23,8 @@ examples:
       samples a second do they give, and what should I write?
   python -m torchstage probe path/to/my_data.py:Photographs --batch-size 64 --num-workers 8 --json
       The same of a file anywhere, with my own settings, for another program to read.
+  python -m torchstage compare train.py:old_loader train.py:new_loader
+      Do two loaders give the same batches, bit by bit, also after a restart, and what does each of them cost?
 
 "python -m torchstage COMMAND --help" tells the options of a command.
 """
@@ -100,6 +103,14 @@ def _parser() -> argparse.ArgumentParser:
     probe_parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="for each, default: 5")
     probe_parser.add_argument("--collate", type=_spec, default=None, metavar="module:function", help="a collate_fn")
     probe_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    compare_parser = commands.add_parser(
+        "compare",
+        help="check that two loaders give the same batches, and what each of them costs",
+        description=comparison.DESCRIPTION,
+        epilog=comparison.EXAMPLE,
+    )
+    compare_parser.set_defaults(run=comparison.run)
+    comparison.add_arguments(compare_parser, _spec, _positive)
     return parser
 
 

@@ -1,0 +1,274 @@
+"""Fingerprint: a batch in, its leaves with their paths out, containers before what is in them.
+
+Guarantees: every value that can be reached is part of it: types, dtypes, shapes, lengths, keys and their order, bytes.
+What is compared by pickle or by its words says so; what cannot be compared at all is never equal to anything.
+"""
+
+import collections
+import copyreg
+import datetime
+import decimal
+import enum
+import fractions
+import os
+import pathlib
+import pickle
+import struct
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from torchstage.comparison.arrays import Store, leaf_of_array, leaf_of_tensor, parts_of_tensor
+from torchstage.comparison.leaf import Leaf, Rows, digest_of, digest_of_leaves, shortened, type_name
+
+HEAP_TYPE = 1 << 9  # a class made in Python, which keeps what it holds in attributes
+MAX_DEPTH = 200  # of nesting: deeper, Python's own stack ends first
+SPOKEN = {  # values of exactly these types are their words
+    *(range, slice, decimal.Decimal, fractions.Fraction, uuid.UUID, type(Ellipsis), type(NotImplemented)),
+    *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
+MAX_WORDS = 256  # items of a list that are kept in words
+MAX_ITEMS = 1 << 16  # of a list whose first other item is told
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Of one batch. ``digest``: of all leaves, but for what is compared with a tolerance."""
+
+    digest: bytes
+    leaves: tuple[Leaf, ...]
+
+
+def fingerprint(batch: Any, *, strides: bool = False, store: Store | None = None) -> Fingerprint:
+    """``store``: where floating-point values go that are compared with a tolerance."""
+    walk = _Walk(strides, store)
+    walk.see(batch, "")
+    return Fingerprint(digest_of_leaves(walk.leaves), tuple(walk.leaves))
+
+
+class _Walk:
+    def __init__(self, strides: bool, store: Store | None) -> None:
+        self.leaves: list[Leaf] = []
+        self._strides, self._store = strides, store
+        self._above: list[int] = []  # what holds what is looked at now
+
+    def see(self, value: Any, path: str) -> None:
+        encoded = _plain(value)
+        if encoded is not None:
+            words = shortened(repr(value)) if type(value) is not bytes else shortened(repr(value[:64]))
+            self.leaves.append(Leaf(path, type_name(cast(type, type(value))), digest_of(encoded), words))
+            return
+        if id(value) in self._above or len(self._above) > MAX_DEPTH:
+            at = self._above.index(id(value)) if id(value) in self._above else -1
+            self._cannot(value, path) if at < 0 else self._put(path, f"what holds it, {len(self._above) - at} up")
+            return
+        self._above.append(id(value))
+        try:
+            self._see_parts(value, path)
+        finally:
+            self._above.pop()
+
+    def _see_parts(self, value: Any, path: str) -> None:
+        kind = cast(type, type(value))
+        if isinstance(value, torch.Tensor):
+            self._see_tensor(value, path)
+        elif isinstance(value, np.ndarray):
+            self._see_array(value, path)
+        elif isinstance(value, np.generic) and not value.dtype.hasobject:
+            self._put(path, f"{type_name(kind)} ({value.dtype.str})", value.tobytes(), shortened(repr(value)))
+        elif isinstance(value, enum.Enum):
+            self._put(path, type_name(kind), f"{value.name} {value.value!r}".encode(), str(value))
+        elif isinstance(value, Mapping):
+            self._see_mapping(cast("Mapping[Any, Any]", value), path)
+        elif isinstance(value, list | tuple | collections.deque):
+            self._see_sequence(cast("list[Any] | tuple[Any, ...]", value), path)
+        elif isinstance(value, set | frozenset):
+            items = sorted(self._apart(item) for item in cast("set[Any]", value))
+            self._put(path, f"{type_name(kind)} of {len(items)}", b"".join(items), shortened(repr(value)))
+            self._see_attributes(value, path)
+        elif _is_picture(value):
+            self._see_picture(value, path)
+        else:
+            self._see_object(value, path)
+
+    def _put(self, path: str, what: str, data: bytes = b"", shown: str = "", how: str = "") -> None:
+        self.leaves.append(Leaf(path, what, digest_of(data), shown, how=how))
+
+    def _apart(self, value: Any) -> bytes:
+        """The hash of a value that has no path of its own."""
+        walk = _Walk(self._strides, None)
+        walk._above = list(self._above)
+        walk.see(value, "")
+        return digest_of_leaves(walk.leaves)
+
+    def _see_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        try:
+            leaf = leaf_of_tensor(tensor, path, strides=self._strides, store=self._store)
+            parts = parts_of_tensor(tensor) if leaf is None else None
+        except (RuntimeError, TypeError, NotImplementedError):  # a tensor of another library's own kind
+            leaf = parts = None
+        if leaf is not None:
+            self.leaves.append(leaf)
+        elif parts is not None:
+            self._put(path, parts[0])
+            for name, part in parts[1].items():
+                self.see(part, f"{path}.{name}")
+        else:
+            self._pickled(tensor, path)
+        self._see_attributes(tensor, path)
+
+    def _see_array(self, array: Any, path: str) -> None:
+        name = f"{array.dtype} array of shape {list(array.shape)}, a {type_name(type(array))}"
+        if isinstance(array, np.ma.MaskedArray):
+            masked = cast(Any, array)
+            self._put(path, f"{name}, fill_value {masked.fill_value!r}")
+            self.see(np.ma.getdata(masked), f"{path}.data")
+            self.see(np.ma.getmaskarray(masked), f"{path}.mask")
+        elif array.dtype.names:
+            self._put(path, name)
+            for field in array.dtype.names:
+                self.see(array[field], f"{path}[{field!r}]")
+        elif array.dtype.hasobject or array.dtype.kind == "T":  # Python objects, strings of any length
+            self._put(path, name)
+            for at, item in enumerate(array.reshape(-1).tolist()):
+                self.see(item, f"{path}.flat[{at}]")
+        else:
+            self.leaves.append(leaf_of_array(array, path, strides=self._strides, store=self._store))
+        self._see_attributes(array, path, but=("_fill_value", "_basedict", "_optinfo", "_mask", "_mmap"))
+
+    def _see_mapping(self, value: Mapping[Any, Any], path: str) -> None:
+        keys = list(value)
+        kind = f"{type_name(type(value))} of {len(keys)}"
+        hashes = [self._apart(key) for key in keys]
+        self._put(path, kind, digest_of(*hashes), "keys " + shortened(", ".join(map(repr, keys))))
+        for key in keys:
+            self.see(value[key], f"{path}[{key!r}]")
+        self._see_attributes(value, path, but=() if isinstance(value, dict) else ("data",))
+
+    def _see_sequence(self, value: list[Any] | tuple[Any, ...], path: str) -> None:
+        kind = type_name(type(value))
+        is_own = type(value) in (list, tuple)
+        types_of_items = {type(item) for item in value}
+        encoded = [_plain(item) for item in value] if is_own and len(types_of_items) == 1 else []
+        if encoded and (known := [one for one in encoded if one is not None]) and len(known) == len(encoded):
+            of = type_name(types_of_items.pop())
+            digests = [digest_of(one) for one in known]
+            words = tuple(shortened(repr(item[:64] if of in ("str", "bytes") else item)) for item in value[:MAX_WORDS])
+            rows = Rows(len(known), b"".join(digests), words) if len(known) <= MAX_ITEMS else None
+            what = f"{kind} of {len(value)} {of}"
+            self.leaves.append(Leaf(path, what, digest_of(*digests), "", rows, kind=of))
+            return
+        of = ", ".join(sorted({type_name(each) for each in types_of_items}))
+        self._put(path, f"{kind} of {len(value)}", shown=f"of {shortened(of)}" if of else "")
+        names: Any = getattr(value, "_fields", None)
+        is_named = isinstance(names, tuple) and len(cast("tuple[Any, ...]", names)) == len(value)
+        for at, item in enumerate(value):
+            self.see(item, f"{path}.{names[at]}" if is_named else f"{path}[{at}]")
+        if not is_own:
+            self._see_attributes(value, path)
+
+    def _see_picture(self, image: Any, path: str) -> None:
+        self._put(path, f"{type_name(type(image))}, mode {image.mode}, {image.width} x {image.height}")
+        palette: Any = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
+        self.see(palette, f"{path}.palette")
+        self.see(np.frombuffer(image.tobytes(), np.uint8), f"{path}.pixels")
+        self.see({name: each for name, each in image.info.items() if _plain(each) is not None}, f"{path}.info")
+
+    def _see_object(self, value: Any, path: str) -> None:
+        kind = cast(type, type(value))
+        base = next((each for each in (int, float, str, bytes) if isinstance(value, each)), None)
+        if base is not None:  # a class of its own
+            self._put(path, type_name(kind), _plain(cast(Any, base)(value)) or b"", shortened(repr(value)))
+            self._see_attributes(value, path)
+        elif isinstance(value, bytearray | memoryview) and kind in (bytearray, memoryview):
+            form = f" {value.format} {value.shape}" if isinstance(value, memoryview) else ""
+            self._put(
+                path, f"{type_name(kind)} of {len(value)}{form}", bytes(value), shortened(repr(bytes(value)[:64]))
+            )
+        elif kind in SPOKEN:
+            self._put(path, type_name(kind), repr(value).encode(), shortened(repr(value)))
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+            self._pickled(value, path)
+        elif _is_of_attributes(kind):
+            self._put(path, type_name(kind))
+            self._see_attributes(value, path)
+        else:
+            self._pickled(value, path)
+
+    def _see_attributes(self, value: Any, path: str, but: Iterable[str] = ()) -> None:
+        """What an object holds beside what was looked at."""
+        found: dict[str, Any] = dict(getattr(value, "__dict__", None) or {})
+        for kind in cast(type, type(value)).__mro__ if _is_of_attributes(cast(type, type(value))) else ():
+            slots: Any = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                full = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+                if name not in ("__dict__", "__weakref__") and hasattr(value, full):
+                    found.setdefault(full, getattr(value, full))
+        for name in but:
+            found.pop(name, None)
+        for name, each in found.items():
+            self.see(each, f"{path}.{name}")
+
+    def _pickled(self, value: Any, path: str) -> None:
+        name = type_name(cast(type, type(value)))
+        try:
+            # Twice: what is one object or two equal ones before does not tell afterwards.
+            data = pickle.dumps(pickle.loads(pickle.dumps(value, protocol=5)), protocol=5)
+        except Exception:
+            self._cannot(value, path)
+            return
+        self._put(path, name, data, shortened(_safe_repr(value)), how="pickle")
+
+    def _cannot(self, value: Any, path: str) -> None:
+        words = f"cannot be compared: neither pickled nor looked into ({shortened(_safe_repr(value))})"
+        self._put(path, type_name(cast(type, type(value))), os.urandom(16), words, how="nothing")
+
+
+def _safe_repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # the user's own
+        return f"its repr raises {type(error).__name__}"
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    bool: lambda value: b"1" if value else b"0",
+    int: lambda value: hex(value).encode(),
+    float: lambda value: struct.pack("<d", value),
+    complex: lambda value: struct.pack("<dd", value.real, value.imag),
+    str: lambda value: value.encode(errors="surrogatepass"),
+    bytes: bytes,
+    type(None): lambda value: b"",
+}
+
+
+def _plain(value: Any) -> bytes | None:
+    """The bytes of a plain value of Python's own; None: it is none."""
+    encode = _ENCODERS.get(cast(type, type(value)))
+    return None if encode is None else encode(value)
+
+
+def _is_picture(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _is_of_attributes(kind: type) -> bool:
+    """Whether all that its objects hold are attributes: a class in Python, pickled in the usual way."""
+    own: Any = kind
+    return (
+        all(each.__flags__ & HEAP_TYPE for each in kind.__mro__ if each is not object)
+        and own.__reduce_ex__ is object.__reduce_ex__
+        and own.__reduce__ is object.__reduce__
+        and getattr(own, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and not hasattr(own, "__getnewargs_ex__")
+        and kind not in copyreg.dispatch_table
+    )
