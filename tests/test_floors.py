@@ -329,6 +329,36 @@ FLOOR_2 = {
     "safety": {"loader"},
     "probe.measured": {"loader"},
     "arguments": {"loader"},
+    # Two loaders side by side.
+    "comparison.compare": {
+        *("comparison.fresh", "comparison.nearly", "comparison.patience", "comparison.reading", "comparison.report"),
+        "comparison.run",
+    },
+    "comparison.run": {
+        *("comparison.fingerprint", "comparison.matching", "comparison.nearly", "comparison.reading"),
+        *("comparison.record", "comparison.report", "comparison.unordered", "comparison.watch"),
+    },
+    "comparison.command": {"comparison.compare", "comparison.fresh"},
+    "comparison.fresh": {"comparison.reading", "probe.measured"},
+    "comparison.reading": {
+        *("comparison.arrays", "comparison.fingerprint", "comparison.indices", "comparison.leaf"),
+        *("comparison.patience", "comparison.record", "comparison.watch"),
+    },
+    "comparison.patience": {"comparison.leaf", "comparison.record"},
+    "comparison.indices": {"comparison.fingerprint", "comparison.record"},
+    "comparison.unordered": {
+        *("comparison.fingerprint", "comparison.leaf", "comparison.matching", "comparison.record", "comparison.report"),
+    },
+    "comparison.matching": {
+        *("comparison.fingerprint", "comparison.leaf", "comparison.nearly", "comparison.record", "comparison.report"),
+    },
+    "comparison.nearly": {"comparison.leaf"},
+    "comparison.report": {"comparison.watch"},
+    "comparison.record": {"comparison.fingerprint"},
+    "comparison.fingerprint": {"comparison.arrays", "comparison.leaf"},
+    "comparison.arrays": {"comparison.leaf"},
+    "comparison.watch": set(),
+    "comparison.leaf": set(),
 }
 FLOOR_3 = {  # each knows a framework, which it imports as soon as it is imported
     "lightning": {"lightning.datamodule", "lightning.monitor"},
@@ -359,7 +389,7 @@ FLOOR_3 = {  # each knows a framework, which it imports as soon as it is importe
     "observe.chrome": set(),
     "observe.marking": set(),
     "integrations": set(),
-    "__main__": {"", "probe.command"},
+    "__main__": {"", "comparison.command", "probe.command"},
     "integrations.prepared": {"arguments"},
     "integrations.accelerate": {"arguments", "integrations.prepared"},
     "integrations.transformers": {"integrations.accelerate", "integrations.prepared"},
@@ -367,6 +397,8 @@ FLOOR_3 = {  # each knows a framework, which it imports as soon as it is importe
 ROOFS = {
     "": {
         "bad",
+        "comparison.compare",
+        "comparison.report",
         "engine.deadlines",
         "engine.ticket",
         "tolerance",
@@ -382,6 +414,7 @@ ROOFS = {
     "executors": set(),
     "placement": set(),
     "probe": set(),
+    "comparison": set(),
     "samplers": {"samplers.elastic"},
     "decode": {"decode.fault", "decode.image", "decode.video"},
     "remote": {"remote.errors", "remote.fetching", "remote.stores"},

@@ -6,9 +6,9 @@ The sampler itself, its type and its order stay as they are, so the loader takes
 Guarantees: nothing is guessed: where batches may not be the sampler's, in its order, there are no indices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
@@ -70,7 +70,7 @@ class Indices:
         self.why_not = _why_not(loader)
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> Generator[None]:
         """While an epoch is read."""
         self._of_batches, self._of_samples = Noted(), Noted()
         with ExitStack() as stack:
@@ -133,12 +133,12 @@ def _fits(found: list[list[Any]], record: Record) -> bool:
 def _why_not(loader: Any) -> str:
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__} has no sampler that is known here"
-    known: Any = loader
+    known = cast(Any, loader)
     if isinstance(known.dataset, IterableDataset):
         return "an iterable dataset has no indices"
     own = ("__iter__", "_get_iterator")
-    if any(name in vars(kind) and not _is_trusted(kind) for kind in type(loader).__mro__ for name in own):
-        return f"a {type(loader).__name__} has an order of its own"
+    if any(name in vars(kind) and not _is_trusted(kind) for kind in type(known).__mro__ for name in own):
+        return f"a {type(known).__name__} has an order of its own"
     if not getattr(known, "in_order", True):
         return "batches come in the order in which they are ready"
     if getattr(known, "on_error", "raise") != "raise":
@@ -151,9 +151,9 @@ def _is_trusted(kind: type) -> bool:
 
 
 @contextmanager
-def _noting(sampler: Any, noted: Noted) -> Iterator[None]:
-    kind: Any = type(sampler)
-    own = vars(kind).get("__iter__")
+def _noting(sampler: Any, noted: Noted) -> Generator[None]:
+    kind = cast(Any, type(sampler))
+    own: Any = vars(kind).get("__iter__")
     usual: Any = getattr(kind, "__iter__", None)
     if usual is None or kind in STATIC:
         yield

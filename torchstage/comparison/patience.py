@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -100,7 +100,7 @@ def reseed(seed: int) -> None:
 
 
 @contextmanager
-def generators_left_alone() -> Iterator[None]:
+def generators_left_alone() -> Generator[None]:
     """They are afterwards as they were before."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader
 
 from torchstage.comparison.arrays import Store
 from torchstage.comparison.fingerprint import fingerprint
@@ -63,8 +64,10 @@ class Side:
     def hints(self) -> dict[str, Any]:
         """What the loader can do."""
         loader = self._loader
+        has_state = all(map(callable, _state_functions(loader)))
         return {
-            "has_state": self._is_factory and all(map(callable, _state_functions(loader))),
+            "has_state": self._is_factory and has_state,
+            "needs_function": has_state and not self._is_factory,
             "has_set_epoch": bool(_with_set_epoch(loader)),
         }
 
@@ -137,9 +140,9 @@ class Side:
         if self._loader is None:
             if seed is not None:
                 reseed(seed)
-            self._loader = self._patience.call(self._given) if self._is_factory else self._given
-            if isinstance(self._loader, Iterator) and self._is_factory:
-                self._loader = Once(self._loader, self._given)
+            made: Any = self._patience.call(self._given) if self._is_factory else self._given
+            is_used_up = self._is_factory and isinstance(made, Iterator)
+            self._loader = Once(cast("Iterator[Any]", made), self._given) if is_used_up else made
             check(self._loader, self.name)
         if seed is not None:
             reseed(seed + 1 + number)
@@ -218,9 +221,10 @@ class Once:
 
 def check(loader: Any, name: str) -> None:
     """Raises TypeError if it cannot be iterated."""
-    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+    kind = cast(type, type(loader))
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(
-            f"torchstage.compare: the {name} is a {type_name(type(loader))}, which cannot be iterated. Give a loader, "
+            f"torchstage.compare: the {name} is a {type_name(kind)}, which cannot be iterated. Give a loader, "
             "or a function without arguments that makes one."
         )
 
@@ -239,10 +243,10 @@ def _length(loader: Any) -> int | None:
 def _layout(loader: Any) -> Layout | None:
     if not isinstance(loader, DataLoader):
         return None
-    known: Any = loader
+    known = cast(Any, loader)
     if known.batch_sampler is None:
         return "one"
-    return "rows" if known.collate_fn is default_collate else None
+    return "rows" if known.collate_fn is cast(Any, torch_data).default_collate else None
 
 
 def _state_functions(loader: Any) -> tuple[Any, Any]:

@@ -130,7 +130,7 @@ def _costs(reference: Cost, candidate: Cost) -> str:
         ("first batch after", "", *(seconds(one.first_batch_seconds) for one in pair), ""),
         _row("CPU seconds, all processes", [one.cpu_seconds for one in pair], "{:.2f}"),
         _row(f"peak memory ({kind}), MiB", [_mib(one.peak_bytes) for one in pair], "{:.0f}"),
-        _row("of it added, MiB", [_mib(one.added_bytes) for one in pair], "{:.0f}"),
+        (*_row("of it added, MiB", [_mib(one.added_bytes) for one in pair], "{:.0f}")[:-1], ""),
     ]
     return table(("", "", reference.name, candidate.name, "ratio"), rows)
 

@@ -111,6 +111,8 @@ class Run:
 
     def _no_restart(self, restart: int | str, can: bool, cut: int, length: int) -> None:
         if restart == "auto":
+            if any(hint["needs_function"] for hint in self._hints[1]):
+                self._notes.append("no restart was tried, which needs functions that make the loaders")
             return
         if not can:
             raise ValueError(
@@ -144,7 +146,7 @@ class Run:
         for difference in found:
             self._keep(difference)
         is_other = len(self._differences) + self._num_more > before
-        if is_other and self._order == "exact" and next(differences_in_any_order(one, other, place), None) is None:
+        if is_other and self._order == "exact" and _has_same_samples(one, other, place):
             self._notes.append(f"{_where(place)} has the same samples on both sides, in another order")
         if one.events and one.indices is None and one.why_no_indices and is_other and place.part == "epoch":
             self._notes.append(f"dataset indices are unknown: {one.why_no_indices}")
@@ -168,7 +170,7 @@ class Run:
             )
 
     def _count(self, pair: tuple[list[Record], list[Record]], epoch: int) -> None:
-        self._num_events += max(len(record.events) for record in (*pair[0], *pair[1]))
+        self._num_events += sum(max(len(a.events), len(b.events)) for a, b in zip(*pair, strict=True))
         if epoch == 0:
             for which, records in enumerate(pair):
                 sizes = [record.num_samples for record in records]
@@ -211,6 +213,12 @@ class Run:
 
 def _where(place: Place) -> str:
     return f"epoch {place.epoch}" if place.rank is None else f"rank {place.rank}, epoch {place.epoch}"
+
+
+def _has_same_samples(one: Record, other: Record, place: Place) -> bool:
+    if not (one.num_batches and is_by_sample(one) and is_by_sample(other)):
+        return False
+    return next(differences_in_any_order(one, other, place), None) is None
 
 
 def _digests(record: Record) -> list[bytes]:

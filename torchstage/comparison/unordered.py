@@ -6,13 +6,13 @@ Guarantees: samples are counted, so that one that comes twice is not the same as
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchstage.comparison.fingerprint import Fingerprint
 from torchstage.comparison.leaf import digest_of
 from torchstage.comparison.matching import Place
-from torchstage.comparison.record import Raised, Record
+from torchstage.comparison.record import GaveUp, Hung, Raised, Record
 from torchstage.comparison.report import Difference
 
 
@@ -34,30 +34,26 @@ def differences_in_any_order(reference: Record, candidate: Record, place: Place)
         for digest, found in mine.items():
             for sample in found[len(theirs.get(digest, [])) :]:
                 words = f"{len(found)} x this {unit}", f"{len(theirs.get(digest, []))} x this {unit}"
-                yield Difference(
-                    place.epoch,
-                    sample.batch,
-                    "",
-                    sample.sample,
-                    sample.index,
-                    *(words if is_reference else words[::-1]),
-                    f"place and index are those in the {'reference' if is_reference else 'candidate'}",
-                    None,
-                    place.part,
-                    place.rank,
+                side = "reference" if is_reference else "candidate"
+                known = place.at(
+                    sample.batch, *(words if is_reference else words[::-1]), note=f"its place is the {side}'s"
                 )
+                yield replace(known, sample=sample.sample, index=sample.index)
     sizes = [Counter(record.size_of(at) for at in range(len(record.events))) for record in (reference, candidate)]
     if by_sample and sizes[0] != sizes[1]:
-        yield place.at(None, *(_sizes(each) for each in sizes))
+        yield place.at(None, _sizes(sizes[0]), _sizes(sizes[1]))
     errors = [Counter(e.say() for e in record.events if isinstance(e, Raised)) for record in (reference, candidate)]
     for words in errors[0] | errors[1]:
         if errors[0][words] != errors[1][words]:
-            yield place.at(None, *(f"raises {words}, {each[words]} times" for each in errors))
+            one, other = (f"raises {words}, {each[words]} times" for each in errors)
+            yield place.at(None, one, other)
     if not (reference.is_whole and candidate.is_whole):
-        ends = [record.events[-1].say() if not record.is_whole else "goes on" for record in (reference, candidate)]  # type: ignore[union-attr]
-        yield place.at(None, *ends)
-    if reference.length != candidate.length and by_sample is False:
-        yield place.at(None, f"len() is {reference.length}", f"len() is {candidate.length}")
+        yield place.at(None, _end_of(reference), _end_of(candidate))
+
+
+def _end_of(record: Record) -> str:
+    last = record.events[-1] if record.events else None
+    return last.say() if isinstance(last, Hung | GaveUp) else "ends"
 
 
 def _sizes(found: Counter[int | None]) -> str:
