@@ -21,35 +21,21 @@ EXAMPLE = "example: python -m torchstage compare train.py:old_loader train.py:ne
 
 def add_arguments(parser: argparse.ArgumentParser, spec: Callable[[str], str], positive: Callable[[str], int]) -> None:
     """``spec``, ``positive``: what checks a name, and a number."""
-    for name in ("reference", "candidate"):
-        parser.add_argument(
-            name,
-            type=spec,
-            metavar=f"module:{name}",
-            help=f"a function that makes the {name}, called without arguments; or path/to/file.py:{name}",
-        )
     add: Any = parser.add_argument
+    for name in ("reference", "candidate"):
+        words = f"a function that makes the {name}, called without arguments; or path/to/file.py:{name}"
+        add(name, type=spec, metavar=f"module:{name}", help=words)
     add("--epochs", type=positive, default=2, metavar="N", help="epochs to compare, default: 2")
-    add("--max-batches", type=positive, default=None, metavar="N", help="of each epoch, default: all")
-    parser.add_argument(
-        "--ranks", type=positive, default=None, metavar="N", help="processes with RANK and WORLD_SIZE set"
-    )
+    add("--max-batches", type=positive, metavar="N", help="of each epoch, default: all")
+    add("--ranks", type=positive, metavar="N", help="processes for each loader, with RANK and WORLD_SIZE set")
     add("--process-group", action="store_true", help="ranks: initialise torch.distributed with gloo")
-    parser.add_argument(
-        "--order", choices=("exact", "any"), default="exact", help="any: the same samples, in any order"
-    )
-    parser.add_argument(
-        "--restart", type=_restart, default="auto", metavar="BATCH", help="a number, auto (default) or no"
-    )
-    parser.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of the global generators, default: 0; or no"
-    )
+    add("--order", choices=("exact", "any"), default="exact", help="any: the same samples, in whatever order")
+    add("--restart", type=_restart, default="auto", metavar="BATCH", help="a number, no, or auto (default)")
+    add("--seed", type=_seed, default=0, metavar="N", help="of the global generators, default: 0; or no")
     add("--set-epoch", action="store_true", help="call set_epoch before each epoch")
-    add("--tolerance", type=_tolerance, default=None, metavar="R[,A]", help="relative[,absolute]")
-    add("--timeout", type=float, default=None, metavar="S", help="seconds to wait for a batch")
-    parser.add_argument(
-        "--timed-epochs", type=int, default=1, metavar="N", help="for time and memory, default: 1; 0: none"
-    )
+    add("--tolerance", type=_tolerance, metavar="R[,A]", help="of floating-point values: relative[,absolute]")
+    add("--timeout", type=_seconds, metavar="S", help="seconds to wait for a batch")
+    add("--timed-epochs", type=_whole, default=1, metavar="N", help="for time and memory, default: 1; 0: none")
     add("--max-differences", type=positive, default=10, metavar="N", help="shown, default: 10")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -107,3 +93,13 @@ def _tolerance(text: str) -> tuple[float, float]:
     if len(values) not in (1, 2) or not all(0 <= value < float("inf") for value in values):
         raise argparse.ArgumentTypeError(f"must be a number of at least 0, or two with a comma, got {text!r}")
     return values[0], values[1] if len(values) == 2 else 0.0
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return value

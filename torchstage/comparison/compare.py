@@ -74,6 +74,10 @@ def compare(
     """
     _check(epochs=epochs, max_differences=max_differences, timed_epochs=timed_epochs)
     _check_more(order, restart, tolerance, max_batches, ranks)
+    if process_group and ranks is None:
+        raise ValueError("torchstage.compare: process_group=True needs ranks: how many processes are in the group.")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"torchstage.compare: timeout must be a number of seconds above 0, or None, got {timeout!r}.")
     known = (
         Tolerance(*(tolerance if isinstance(tolerance, tuple) else (tolerance, 0.0))) if tolerance is not None else None
     )

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from torchstage.comparison.arrays import Store, leaf_of_array, leaf_of_tensor, parts_of_tensor
-from torchstage.comparison.leaf import Leaf, Rows, digest_of, digest_of_leaves, shortened, type_name
+from torchstage.comparison.leaf import Leaf, Rows, digest_of, digest_of_leaves, kind_of, shortened, type_name
 
-HEAP_TYPE = 1 << 9  # a class made in Python, which keeps what it holds in attributes
+HEAP_TYPE = 1 << 9  # a class made in Python, or a late one of C
+POINTER_BYTES = struct.calcsize("P")
 MAX_DEPTH = 200  # of nesting: deeper, Python's own stack ends first
 SPOKEN = {  # values of exactly these types are their words
     *(range, slice, decimal.Decimal, fractions.Fraction, uuid.UUID, type(Ellipsis), type(NotImplemented)),
@@ -64,7 +65,7 @@ class _Walk:
         encoded = _plain(value)
         if encoded is not None:
             words = shortened(repr(value)) if type(value) is not bytes else shortened(repr(value[:64]))
-            self.leaves.append(Leaf(path, type_name(cast(type, type(value))), digest_of(encoded), words))
+            self.leaves.append(Leaf(path, type_name(kind_of(value)), digest_of(encoded), words))
             return
         if id(value) in self._above or len(self._above) > MAX_DEPTH:
             at = self._above.index(id(value)) if id(value) in self._above else -1
@@ -77,7 +78,7 @@ class _Walk:
             self._above.pop()
 
     def _see_parts(self, value: Any, path: str) -> None:
-        kind = cast(type, type(value))
+        kind = kind_of(value)
         if isinstance(value, torch.Tensor):
             self._see_tensor(value, path)
         elif isinstance(value, np.ndarray):
@@ -123,10 +124,11 @@ class _Walk:
                 self.see(part, f"{path}.{name}")
         else:
             self._pickled(tensor, path)
-        self._see_attributes(tensor, path)
+        if not hasattr(kind_of(tensor), "__tensor_flatten__"):  # else its parts are all that there is
+            self._see_attributes(tensor, path)
 
     def _see_array(self, array: Any, path: str) -> None:
-        name = f"{array.dtype} array of shape {list(array.shape)}, a {type_name(type(array))}"
+        name = f"{array.dtype} array of shape {list(array.shape)}, a {type_name(kind_of(array))}"
         if isinstance(array, np.ma.MaskedArray):
             masked = cast(Any, array)
             self._put(path, f"{name}, fill_value {masked.fill_value!r}")
@@ -146,7 +148,7 @@ class _Walk:
 
     def _see_mapping(self, value: Mapping[Any, Any], path: str) -> None:
         keys = list(value)
-        kind = f"{type_name(type(value))} of {len(keys)}"
+        kind = f"{type_name(kind_of(value))} of {len(keys)}"
         hashes = [self._apart(key) for key in keys]
         self._put(path, kind, digest_of(*hashes), "keys " + shortened(", ".join(map(repr, keys))))
         for key in keys:
@@ -154,9 +156,9 @@ class _Walk:
         self._see_attributes(value, path, but=() if isinstance(value, dict) else ("data",))
 
     def _see_sequence(self, value: list[Any] | tuple[Any, ...], path: str) -> None:
-        kind = type_name(type(value))
+        kind = type_name(kind_of(value))
         is_own = type(value) in (list, tuple)
-        types_of_items = {type(item) for item in value}
+        types_of_items = {kind_of(item) for item in value}
         encoded = [_plain(item) for item in value] if is_own and len(types_of_items) == 1 else []
         if encoded and (known := [one for one in encoded if one is not None]) and len(known) == len(encoded):
             of = type_name(types_of_items.pop())
@@ -180,19 +182,17 @@ class _Walk:
         palette: Any = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
         self.see(palette, f"{path}.palette")
         self.see(np.frombuffer(image.tobytes(), np.uint8), f"{path}.pixels")
-        self.see({name: each for name, each in image.info.items() if _plain(each) is not None}, f"{path}.info")
+        self.see(dict(image.info), f"{path}.info")
 
     def _see_object(self, value: Any, path: str) -> None:
-        kind = cast(type, type(value))
+        kind = kind_of(value)
         base = next((each for each in (int, float, str, bytes) if isinstance(value, each)), None)
         if base is not None:  # a class of its own
-            self._put(path, type_name(kind), _plain(cast(Any, base)(value)) or b"", shortened(repr(value)))
+            self._put(path, type_name(kind), _ENCODERS[base](value), shortened(_safe_repr(value)))
             self._see_attributes(value, path)
-        elif isinstance(value, bytearray | memoryview) and kind in (bytearray, memoryview):
-            form = f" {value.format} {value.shape}" if isinstance(value, memoryview) else ""
-            self._put(
-                path, f"{type_name(kind)} of {len(value)}{form}", bytes(value), shortened(repr(bytes(value)[:64]))
-            )
+        elif kind in (bytearray, memoryview):
+            form, data = f" {value.format} {value.shape}" if kind is memoryview else "", bytes(value)
+            self._put(path, f"{type_name(kind)} of {len(data)}{form}", data, shortened(repr(data[:64])))
         elif kind in SPOKEN:
             self._put(path, type_name(kind), repr(value).encode(), shortened(repr(value)))
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
@@ -206,19 +206,17 @@ class _Walk:
     def _see_attributes(self, value: Any, path: str, but: Iterable[str] = ()) -> None:
         """What an object holds beside what was looked at."""
         found: dict[str, Any] = dict(getattr(value, "__dict__", None) or {})
-        for kind in cast(type, type(value)).__mro__ if _is_of_attributes(cast(type, type(value))) else ():
-            slots: Any = vars(kind).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                full = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
-                if name not in ("__dict__", "__weakref__") and hasattr(value, full):
-                    found.setdefault(full, getattr(value, full))
+        for kind in kind_of(value).__mro__:
+            for name in slots_of(kind):
+                if hasattr(value, name):
+                    found.setdefault(name, getattr(value, name))
         for name in but:
             found.pop(name, None)
         for name, each in found.items():
             self.see(each, f"{path}.{name}")
 
     def _pickled(self, value: Any, path: str) -> None:
-        name = type_name(cast(type, type(value)))
+        name = type_name(kind_of(value))
         try:
             # Twice: what is one object or two equal ones before does not tell afterwards.
             data = pickle.dumps(pickle.loads(pickle.dumps(value, protocol=5)), protocol=5)
@@ -229,7 +227,7 @@ class _Walk:
 
     def _cannot(self, value: Any, path: str) -> None:
         words = f"cannot be compared: neither pickled nor looked into ({shortened(_safe_repr(value))})"
-        self._put(path, type_name(cast(type, type(value))), os.urandom(16), words, how="nothing")
+        self._put(path, type_name(kind_of(value)), os.urandom(16), words, how="nothing")
 
 
 def _safe_repr(value: Any) -> str:
@@ -239,20 +237,20 @@ def _safe_repr(value: Any) -> str:
         return f"its repr raises {type(error).__name__}"
 
 
-_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {  # none asks a method that a class of the user's may have replaced
     bool: lambda value: b"1" if value else b"0",
     int: lambda value: hex(value).encode(),
     float: lambda value: struct.pack("<d", value),
     complex: lambda value: struct.pack("<dd", value.real, value.imag),
-    str: lambda value: value.encode(errors="surrogatepass"),
-    bytes: bytes,
+    str: lambda value: str.encode(value, errors="surrogatepass"),
+    bytes: lambda value: memoryview(value).tobytes(),
     type(None): lambda value: b"",
 }
 
 
 def _plain(value: Any) -> bytes | None:
     """The bytes of a plain value of Python's own; None: it is none."""
-    encode = _ENCODERS.get(cast(type, type(value)))
+    encode = _ENCODERS.get(kind_of(value))
     return None if encode is None else encode(value)
 
 
@@ -262,13 +260,32 @@ def _is_picture(value: Any) -> bool:
 
 
 def _is_of_attributes(kind: type) -> bool:
-    """Whether all that its objects hold are attributes: a class in Python, pickled in the usual way."""
+    """Whether all that its objects hold are attributes: a class in Python, pickled in the usual way. Classes of C may
+    hold more: their objects are larger than their attributes."""
     own: Any = kind
     return (
         all(each.__flags__ & HEAP_TYPE for each in kind.__mro__ if each is not object)
+        and kind.__basicsize__ == object.__basicsize__ + POINTER_BYTES * _num_pointers(kind)
+        and kind.__itemsize__ == 0
         and own.__reduce_ex__ is object.__reduce_ex__
         and own.__reduce__ is object.__reduce__
         and getattr(own, "__getstate__", None) is getattr(object, "__getstate__", None)
         and not hasattr(own, "__getnewargs_ex__")
         and kind not in copyreg.dispatch_table
     )
+
+
+def _num_pointers(kind: type) -> int:
+    """To attributes, weak references, and what is in slots."""
+    slots = [name for each in kind.__mro__ for name in slots_of(each)]
+    return len(slots) + (kind.__weakrefoffset__ > 0) + (kind.__dictoffset__ > 0)
+
+
+def slots_of(kind: type) -> list[str]:
+    """The attributes that this class, not one that it is made of, keeps in slots."""
+    slots: Any = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    prefix = "_" + kind.__name__.lstrip("_")
+    is_private = [name.startswith("__") and not name.endswith("__") for name in names]
+    full = [prefix + name if private else name for name, private in zip(names, is_private, strict=True)]
+    return [name for name in full if name not in ("__dict__", "__weakref__")]

@@ -7,6 +7,7 @@ kept of a tensor does not grow with the size of its samples.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 DIGEST_BYTES = 16  # two different values have the same hash once in 2**128
 NUM_SHOWN = 60  # characters
@@ -107,6 +108,11 @@ def digest_of_leaves(leaves: Iterable[Leaf]) -> bytes:
 def shortened(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= NUM_SHOWN else text[: NUM_SHOWN - 3] + "..."
+
+
+def kind_of(value: Any) -> type[Any]:
+    """Its type, of which nothing is assumed."""
+    return type(value)
 
 
 def type_name(kind: type) -> str:

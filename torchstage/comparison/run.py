@@ -142,6 +142,7 @@ class Run:
             found = differences_in_any_order(one, other, place)
             if not (is_by_sample(one) and is_by_sample(other)):
                 self._notes.append("whole batches are compared: where their samples are cannot be told")
+        self._note_how(one)
         before = len(self._differences) + self._num_more
         for difference in found:
             self._keep(difference)
@@ -150,6 +151,13 @@ class Run:
             self._notes.append(f"{_where(place)} has the same samples on both sides, in another order")
         if one.events and one.indices is None and one.why_no_indices and is_other and place.part == "epoch":
             self._notes.append(f"dataset indices are unknown: {one.why_no_indices}")
+
+    def _note_how(self, record: Record) -> None:
+        """What of a batch is not compared by its own bytes."""
+        first = next((event for event in record.events if isinstance(event, Fingerprint)), None)
+        for leaf in first.leaves if first is not None else ():
+            if leaf.how == "pickle":
+                self._notes.append(f"{leaf.path or 'a batch'}, a {leaf.what}, is compared by its pickle")
 
     def _keep(self, difference: Difference) -> None:
         if len(self._differences) < self._most:
