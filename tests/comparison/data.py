@@ -69,10 +69,15 @@ def candidate_of_rank():
 
 
 def odd_on_rank_1():
-    return of_rank(Squares(odd=9 if os.environ["RANK"] == "1" else None), StageLoader, num_workers=2)
+    loader = candidate_of_rank()
+    if os.environ["RANK"] == "1":
+        loader.dataset.odd = next(iter(loader.sampler))
+    return loader
 
 
-def in_group():
-    assert torch.distributed.is_initialized()
-    sampler = DistributedSampler(Squares())  # it asks the group
-    return DataLoader(Squares(), batch_size=4, sampler=sampler)
+def reference_in_group():
+    return DataLoader(Squares(), batch_size=4, sampler=DistributedSampler(Squares()))  # it asks the group
+
+
+def candidate_in_group():
+    return StageLoader(Squares(), batch_size=4, sampler=DistributedSampler(Squares()), num_workers=2)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from torchstage.comparison.leaf import Leaf, Numbers, Rows, Stored, digest_of, shortened, type_name
+from torchstage.comparison.leaf import Leaf, Numbers, Rows, Stored, digest_of, kind_of, shortened, type_name
 
 MAX_ROWS = 1 << 16  # more are no samples of a batch: they are hashed as one
 MAX_RAW_ROW_BYTES = 128  # a row that is kept as it is, so that its first other element can be shown
@@ -80,14 +80,15 @@ def leaf_of_tensor(tensor: torch.Tensor, path: str, *, strides: bool, store: Sto
 
 def leaf_of_array(array: Any, path: str, *, strides: bool, store: Store | None) -> Leaf:
     """Of a NumPy array without Python objects and without fields."""
-    kind: Any = type(array)
+    kind = kind_of(array)
     words = [f"{array.dtype.str} ({array.dtype.name}) array of shape {list(array.shape)}"]
     if kind is not np.ndarray:
         words.append(f"a {type_name(kind)}")
     if strides:
         words.append(f"strides {list(array.strides)}")
     plain = np.ascontiguousarray(array.view(np.ndarray)).reshape(array.shape)
-    data = memoryview(plain.reshape(-1).view(np.uint8)) if plain.nbytes else memoryview(b"")
+    flat: Any = plain.reshape(-1).view(np.uint8)
+    data = memoryview(flat) if plain.nbytes else memoryview(b"")
     numbers: Callable[[], torch.Tensor] | None = None
     if plain.dtype.kind in "biufc" and plain.dtype.isnative and plain.dtype.itemsize <= 16:
         numbers = lambda: _as_tensor(plain)  # noqa: E731  # one of two
@@ -154,7 +155,7 @@ def _limits(values: torch.Tensor) -> bytes:
     if not values.is_floating_point() or values.element_size() != 4:
         values = values.to(torch.float64)
     found = torch.stack([values.amin(1).double(), values.amax(1).double(), values.mean(1, dtype=torch.float64)], 1)
-    return found.numpy().tobytes()  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    return found.numpy().tobytes()
 
 
 def parts_of_tensor(tensor: torch.Tensor) -> tuple[str, dict[str, Any]] | None:
@@ -171,7 +172,7 @@ def parts_of_tensor(tensor: torch.Tensor) -> tuple[str, dict[str, Any]] | None:
         return what, {**parts, "context": _plain_context(context)}
     with torch.no_grad():
         if tensor.is_nested:
-            return what, dict(enumerate(known.unbind())) if layout == "strided" else {"values": known.values()}
+            return what, {str(at): part for at, part in enumerate(cast("list[Any]", known.unbind()))}
         if tensor.is_quantized:
             scheme = known.qscheme()
             affine = (

@@ -83,8 +83,9 @@ class _Walk:
             self._see_tensor(value, path)
         elif isinstance(value, np.ndarray):
             self._see_array(value, path)
-        elif isinstance(value, np.generic) and not value.dtype.hasobject:
-            self._put(path, f"{type_name(kind)} ({value.dtype.str})", value.tobytes(), shortened(repr(value)))
+        elif isinstance(value, np.generic) and not cast(Any, value).dtype.hasobject:
+            scalar = cast(Any, value)
+            self._put(path, f"{type_name(kind)} ({scalar.dtype.str})", scalar.tobytes(), shortened(repr(scalar)))
         elif isinstance(value, enum.Enum):
             self._put(path, type_name(kind), f"{value.name} {value.value!r}".encode(), str(value))
         elif isinstance(value, Mapping):
@@ -93,7 +94,9 @@ class _Walk:
             self._see_sequence(cast("list[Any] | tuple[Any, ...]", value), path)
         elif isinstance(value, set | frozenset):
             items = sorted(self._apart(item) for item in cast("set[Any]", value))
-            self._put(path, f"{type_name(kind)} of {len(items)}", b"".join(items), shortened(repr(value)))
+            self._put(
+                path, f"{type_name(kind)} of {len(items)}", b"".join(items), shortened(_safe_repr(cast(Any, value)))
+            )
             self._see_attributes(value, path)
         elif _is_picture(value):
             self._see_picture(value, path)
@@ -159,10 +162,11 @@ class _Walk:
         kind = type_name(kind_of(value))
         is_own = type(value) in (list, tuple)
         types_of_items = {kind_of(item) for item in value}
-        encoded = [_plain(item) for item in value] if is_own and len(types_of_items) == 1 else []
-        if encoded and (known := [one for one in encoded if one is not None]) and len(known) == len(encoded):
+        encoded: list[bytes | None] = [_plain(item) for item in value] if is_own and len(types_of_items) == 1 else []
+        known: list[bytes] = [one for one in encoded if one is not None]
+        if known and len(known) == len(encoded):
             of = type_name(types_of_items.pop())
-            digests = [digest_of(one) for one in known]
+            digests = list(map(digest_of, known))
             words = tuple(shortened(repr(item[:64] if of in ("str", "bytes") else item)) for item in value[:MAX_WORDS])
             rows = Rows(len(known), b"".join(digests), words) if len(known) <= MAX_ITEMS else None
             what = f"{kind} of {len(value)} {of}"
@@ -178,7 +182,7 @@ class _Walk:
             self._see_attributes(value, path)
 
     def _see_picture(self, image: Any, path: str) -> None:
-        self._put(path, f"{type_name(type(image))}, mode {image.mode}, {image.width} x {image.height}")
+        self._put(path, f"{type_name(kind_of(image))}, mode {image.mode}, {image.width} x {image.height}")
         palette: Any = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
         self.see(palette, f"{path}.palette")
         self.see(np.frombuffer(image.tobytes(), np.uint8), f"{path}.pixels")
@@ -191,7 +195,8 @@ class _Walk:
             self._put(path, type_name(kind), _ENCODERS[base](value), shortened(_safe_repr(value)))
             self._see_attributes(value, path)
         elif kind in (bytearray, memoryview):
-            form, data = f" {value.format} {value.shape}" if kind is memoryview else "", bytes(value)
+            view = memoryview(cast(Any, value))
+            form, data = f" {view.format} {view.shape}" if kind is memoryview else "", view.tobytes()
             self._put(path, f"{type_name(kind)} of {len(data)}{form}", data, shortened(repr(data[:64])))
         elif kind in SPOKEN:
             self._put(path, type_name(kind), repr(value).encode(), shortened(repr(value)))

@@ -31,6 +31,11 @@ class Noted:
         return used[0] if len(used) == 1 else None
 
 
+def _plain(item: Any) -> Any:
+    """A copy of a batch of indices; an index as it is."""
+    return list(cast("list[Any]", item)) if isinstance(item, list | tuple | range) else item
+
+
 class _Noting:
     """The sampler's iterator, and what it yields is noted."""
 
@@ -42,7 +47,7 @@ class _Noting:
 
     def __next__(self) -> Any:
         item = next(self._iterator)
-        self._stream.append(list(item) if isinstance(item, list | tuple) else item)
+        self._stream.append(_plain(item))
         return item
 
     def __getattr__(self, name: str) -> Any:  # its state, where it has one
@@ -97,7 +102,7 @@ class Indices:
         record.indices, record.why_no_indices = found[: len(record.events)], ""
         if self._loader.batch_sampler is None and any(isinstance(one, list) for [one] in found):
             record.layout = None  # a sampler of whole batches
-            record.indices = [list(one) if isinstance(one, list) else [one] for [one] in record.indices]
+            record.indices = [one if isinstance(one, list) else [one] for [one] in record.indices]
 
     def _batches(self) -> list[list[Any]] | None:
         batch_sampler = self._loader.batch_sampler
@@ -118,7 +123,7 @@ class Indices:
 
 def _items(sampler: Any, noted: Noted) -> list[Any] | None:
     if type(sampler) in STATIC:
-        return [list(item) if isinstance(item, list | tuple | range) else item for item in sampler]
+        return [_plain(item) for item in sampler]
     return noted.only()
 
 
@@ -153,7 +158,7 @@ def _is_trusted(kind: type) -> bool:
 @contextmanager
 def _noting(sampler: Any, noted: Noted) -> Generator[None]:
     kind = cast(Any, type(sampler))
-    own: Any = vars(kind).get("__iter__")
+    own = cast("dict[str, Any]", vars(kind)).get("__iter__")
     usual: Any = getattr(kind, "__iter__", None)
     if usual is None or kind in STATIC:
         yield

@@ -7,7 +7,7 @@ kept of a tensor does not grow with the size of its samples.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 DIGEST_BYTES = 16  # two different values have the same hash once in 2**128
 NUM_SHOWN = 60  # characters
@@ -112,7 +112,7 @@ def shortened(text: str) -> str:
 
 def kind_of(value: Any) -> type[Any]:
     """Its type, of which nothing is assumed."""
-    return type(value)
+    return cast("type[Any]", type(value))
 
 
 def type_name(kind: type) -> str:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchstage.comparison.arrays import Store
 from torchstage.comparison.fingerprint import fingerprint
 from torchstage.comparison.indices import Indices
-from torchstage.comparison.leaf import type_name
+from torchstage.comparison.leaf import kind_of, type_name
 from torchstage.comparison.patience import Patience, TimedOut, raised, reseed
 from torchstage.comparison.record import Event, GaveUp, Hung, Layout, Raised, Record
 from torchstage.comparison.watch import Cost, Watch
@@ -221,7 +221,7 @@ class Once:
 
 def check(loader: Any, name: str) -> None:
     """Raises TypeError if it cannot be iterated."""
-    kind = cast(type, type(loader))
+    kind = kind_of(loader)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(
             f"torchstage.compare: the {name} is a {type_name(kind)}, which cannot be iterated. Give a loader, "
