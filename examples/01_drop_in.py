@@ -4,16 +4,14 @@ The photographs are those that scikit-image and scikit-learn ship. Patches of ea
 folder of JPEG files. Then `train` below runs with torch's DataLoader and with StageLoader, each in a fresh
 process, twice:
 
-1. with a deterministic transform, to check that both give the same batches and the same losses;
+1. with a deterministic transform, to check that both give the same batches (`torchstage.compare`) and losses;
 2. with the usual random crops and flips.
 
 Nothing but the class differs. Time, CPU seconds and memory are measured, and printed side by side.
 """
 
 import argparse
-import hashlib
 import importlib.util
-import itertools
 import multiprocessing
 import os
 import random
@@ -23,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchstage import StageLoader
+from torchstage import StageLoader, compare
 
 LOADER_CLASSES: list[type[DataLoader]] = [DataLoader, StageLoader]
 
@@ -75,13 +74,11 @@ class Task:
     transform: Callable
     epochs: int
     num_workers: int
-    hash_batches: bool
 
 
 @dataclass(frozen=True)
 class Outcome:
     losses: list[float]  # one a batch
-    batch_hashes: list[str]  # empty unless asked for
     accuracy: float  # share of the held-out patches
     wall_seconds: float
     cpu_seconds: float | None
@@ -91,32 +88,32 @@ class Outcome:
 # ---------------------------------------------------------------- the training, the same for both loaders
 
 
-def train(loader_class: type[DataLoader], task: Task) -> tuple[nn.Module, list[float], list[str]]:
-    torch.manual_seed(0)
-    dataset = ImageFolder(task.data / "train", transform=task.transform)
-    loader = loader_class(
-        dataset,
+def make_loader(loader_class: type[DataLoader], task: Task) -> DataLoader:
+    return loader_class(
+        ImageFolder(task.data / "train", transform=task.transform),
         batch_size=BATCH_SIZE,
         shuffle=True,
         num_workers=task.num_workers,
         generator=torch.Generator().manual_seed(1),
     )
-    network = make_network(num_classes=len(dataset.classes))
+
+
+def train(loader_class: type[DataLoader], task: Task) -> tuple[nn.Module, list[float]]:
+    torch.manual_seed(0)
+    loader = make_loader(loader_class, task)
+    network = make_network(num_classes=len(loader.dataset.classes))
     optimizer = make_optimizer(network)
     losses: list[float] = []
-    batch_hashes: list[str] = []
     for epoch in range(1, task.epochs + 1):
         num_right = 0
         for step, (images, labels) in enumerate(loader, start=1):
-            if task.hash_batches:
-                batch_hashes.append(hash_batch(images, labels))
             scores, loss = take_step(network, optimizer, images, labels)
             losses.append(loss.item())
             num_right += int((scores.argmax(1) == labels).sum())
             show_progress(loader_class, epoch, task.epochs, step, len(loader), losses[-1])
         mean_loss = sum(losses[-len(loader) :]) / len(loader)
-        show_epoch(loader_class, epoch, task.epochs, mean_loss, num_right / len(dataset))
-    return network, losses, batch_hashes
+        show_epoch(loader_class, epoch, task.epochs, mean_loss, num_right / len(loader.dataset))
+    return network, losses
 
 
 def take_step(
@@ -152,12 +149,6 @@ def make_network(num_classes: int) -> nn.Module:
 
 def make_optimizer(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(network.parameters(), lr=3e-3)
-
-
-def hash_batch(images: torch.Tensor, labels: torch.Tensor) -> str:
-    digest = hashlib.blake2b(images.numpy().tobytes(), digest_size=16)
-    digest.update(labels.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def show_progress(loader_class: type, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
@@ -274,12 +265,11 @@ def train_and_report(loader_class: type[DataLoader], task: Task, sender: Connect
     bytes_before = proportional_set_size(os.getpid())
     cpu_before = cpu_seconds_of_process_tree()
     started = time.monotonic()
-    network, losses, batch_hashes = train(loader_class, task)
+    network, losses = train(loader_class, task)
     ended = time.monotonic()
     cpu_after = cpu_seconds_of_process_tree()
     outcome = {
         "losses": losses,
-        "batch_hashes": batch_hashes,
         "accuracy": measure_accuracy(loader_class, task, network),
         "wall_seconds": ended - started,
         "cpu_seconds": None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
@@ -346,7 +336,7 @@ def read_stat(pid: int) -> list[str] | None:
 # ---------------------------------------------------------------- the report
 
 
-def compare(title: str, task: Task) -> tuple[Outcome, Outcome]:
+def train_with_both(title: str, task: Task) -> tuple[Outcome, Outcome]:
     print(f"\n{title}", flush=True)
     outcomes = [run_in_fresh_process(loader_class, task) for loader_class in LOADER_CLASSES]
     print()
@@ -366,15 +356,16 @@ def in_units(value: float | None, unit: int, form: str = ".1f") -> str:
     return "n/a" if value is None else f"{value / unit:{form}}"
 
 
-def check_same(theirs: Outcome, ours: Outcome) -> bool:
-    """Say whether both loaders gave the same batches, and whether training therefore went the same way."""
-    pairs = list(itertools.zip_longest(theirs.batch_hashes, ours.batch_hashes))
-    num_same = sum(a == b for a, b in pairs)
-    batches_are_same = num_same == len(pairs) > 0
+def check_same(task: Task, theirs: Outcome, ours: Outcome) -> bool:
+    """Say whether training went the same way with both loaders, and whether they give the same batches."""
     losses_are_same = theirs.losses == ours.losses
-    print(f"\n  Same batches: {yes_or_no(batches_are_same)} ({num_same} of {len(pairs)} by hash)")
-    print(f"  Same losses:  {yes_or_no(losses_are_same)} ({len(ours.losses)} steps, compared exactly)")
-    return batches_are_same and losses_are_same
+    print(f"\n  Same losses:  {yes_or_no(losses_are_same)} ({len(ours.losses)} steps, compared exactly)", flush=True)
+    reference, candidate = (partial(make_loader, loader_class, task) for loader_class in LOADER_CLASSES)
+    found = compare(reference, candidate, epochs=min(2, task.epochs), timed_epochs=0, fresh_processes=True)
+    print(f"  Same batches: {yes_or_no(found.equal)} ({found.scope})", flush=True)
+    if not found.equal:
+        print(f"\n{found}")
+    return found.equal and losses_are_same
 
 
 def yes_or_no(is_so: bool) -> str:
@@ -391,13 +382,14 @@ def main() -> int:
 
     num_train, num_held_out = (12, 4) if arguments.quick else (120, 30)
     data = make_patches(arguments.data or cache_folder(), num_train, num_held_out)
-    task = Task(data, SAME_EACH_TIME, 1 if arguments.quick else arguments.epochs, arguments.workers, True)
+    task = Task(data, SAME_EACH_TIME, 1 if arguments.quick else arguments.epochs, arguments.workers)
     print(f"Both loaders: num_workers={task.num_workers}, batch_size={BATCH_SIZE}, {os.cpu_count()} cores")
 
-    are_same = check_same(*compare("1. A deterministic transform: the batches must be the same", task))
+    outcomes = train_with_both("1. A deterministic transform: the batches must be the same", task)
+    are_same = check_same(task, *outcomes)
     if not arguments.quick:
-        task = Task(data, RANDOM, task.epochs, task.num_workers, hash_batches=False)
-        compare("2. Random crops and flips: each loader draws its own", task)
+        task = Task(data, RANDOM, task.epochs, task.num_workers)
+        train_with_both("2. Random crops and flips: each loader draws its own", task)
     print("\nOne run each, on whatever else this machine was doing. For repeated runs, see benchmarks/.")
     return 0 if are_same else 1
 

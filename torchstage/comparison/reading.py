@@ -7,6 +7,7 @@ here; no more than one batch is kept.
 import gc
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -113,7 +114,9 @@ class Side:
         watch = Watch()
         self._begin_epoch(number)
         count, first = 0, None
-        with watch:
+        with watch, warnings.catch_warnings():
+            # The thread that watches the memory is one that worker processes are forked beside.
+            warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning)
             start = time.perf_counter()
             for event in self._events(self._loader):
                 if not isinstance(event, Raised | Hung | GaveUp):
