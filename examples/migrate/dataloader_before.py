@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import material
+import made
 import numpy as np
 import torch
 from PIL import Image
@@ -31,7 +31,7 @@ class Photographs(Dataset):
             self.archive = zipfile.ZipFile(self.path)
         name = self.names[index]
         with Image.open(io.BytesIO(self.archive.read(name))) as image:
-            return self.transform(image.convert("RGB")), material.class_number(name)
+            return self.transform(image.convert("RGB")), made.class_number(name)
 
 
 class Lines(IterableDataset):
@@ -59,7 +59,7 @@ AUGMENTED = v2.Compose([v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), *PL
 
 
 def make_loader(transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int = 1) -> DataLoader:
-    dataset = Photographs(material.archive(), transform)
+    dataset = Photographs(made.archive(), transform)
     return DataLoader(
         dataset,
         batch_size=8,
@@ -74,7 +74,7 @@ def make_loader(transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int =
 
 def make_lines_loader() -> DataLoader:
     generator = torch.Generator().manual_seed(7)
-    return DataLoader(Lines(material.texts()), batch_size=32, num_workers=2, generator=generator)
+    return DataLoader(Lines(made.texts()), batch_size=32, num_workers=2, generator=generator)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import av
-import material
+import made
 import numpy as np
 from torch.utils.data import Dataset
 
@@ -38,7 +38,7 @@ def decode(item: tuple[int, bytes]) -> Video:
     number, data = item
     with av.open(io.BytesIO(data)) as container:
         container.streams.video[0].thread_count = 1
-        every = material.NUM_FRAMES // NUM_FRAMES
+        every = made.NUM_FRAMES // NUM_FRAMES
         pictures = [frame for at, frame in enumerate(container.decode(video=0)) if at % every == 0]
         frames = np.stack([picture.to_ndarray(format="rgb24") for picture in pictures])
     return {"frames": frames, "label": number // 2, "number": number}
@@ -53,7 +53,7 @@ def cut(video: Video) -> Video:
 def make_loader(
     augment: bool = False, rank: int = 0, num_ranks: int = 1, num_workers: int = 2, order: Iterable[int] | None = None
 ) -> StageLoader:
-    dataset = Source(material.videos())
+    dataset = Source(made.videos())
     return StageLoader(
         dataset,
         batch_size=3,

@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 
 import av
 import grain
-import material
+import made
 import numpy as np
 from torch.utils.data import default_collate
 
@@ -35,7 +35,7 @@ def decode(item: tuple[int, bytes]) -> Video:
     number, data = item
     with av.open(io.BytesIO(data)) as container:
         container.streams.video[0].thread_count = 1
-        every = material.NUM_FRAMES // NUM_FRAMES
+        every = made.NUM_FRAMES // NUM_FRAMES
         pictures = [frame for at, frame in enumerate(container.decode(video=0)) if at % every == 0]
         frames = np.stack([picture.to_ndarray(format="rgb24") for picture in pictures])
     return {"frames": frames, "label": number // 2, "number": number}
@@ -47,7 +47,7 @@ def cut(video: Video, rng: np.random.Generator) -> Video:
 
 
 def make_loader(augment: bool = False, rank: int = 0, num_ranks: int = 1) -> grain.IterDataset:
-    dataset = grain.MapDataset.source(Source(material.videos())).seed(7).shuffle()[rank::num_ranks].map(decode)
+    dataset = grain.MapDataset.source(Source(made.videos())).seed(7).shuffle()[rank::num_ranks].map(decode)
     if augment:
         dataset = dataset.random_map(cut)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)

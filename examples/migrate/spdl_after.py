@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-import material
+import made
 import torch
 from PIL import Image
 from torchvision.transforms import v2
@@ -21,7 +21,7 @@ class Photographs(StagedDataset):
     """The stages, as methods."""
 
     def __init__(self, paths: list[Path], transform: v2.Transform) -> None:
-        self.samples = [(path, material.class_number(path.name)) for path in paths]  # so that reports name the file
+        self.samples = [(path, made.class_number(path.name)) for path in paths]  # so that reports name the file
         self.apply = transform
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Photographs(StagedDataset):
 
     def transform(self, item: tuple[str, Image.Image]) -> tuple[torch.Tensor, int, str]:
         name, image = item
-        return self.apply(image), material.class_number(name), name
+        return self.apply(image), made.class_number(name), name
 
 
 def collate(samples: list[tuple[torch.Tensor, int, str]]) -> Batch:
@@ -52,7 +52,7 @@ PLAIN = v2.Compose([v2.Resize(64), v2.CenterCrop(64), v2.PILToTensor(), v2.ToDty
 def make_loader(
     transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int = 1, order: Iterable[int] | None = None
 ) -> StageLoader:
-    dataset = Photographs(sorted(material.folder().iterdir()), transform)
+    dataset = Photographs(sorted(made.folder().iterdir()), transform)
     return StageLoader(
         dataset,
         batch_size=8,

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import material
+import made
 import torch
 from PIL import Image
 from spdl.pipeline import PipelineBuilder
@@ -36,7 +36,7 @@ class Transform:
 
     def __call__(self, item: tuple[str, Image.Image]) -> tuple[torch.Tensor, int, str]:
         name, image = item
-        return self.transform(image), material.class_number(name), name
+        return self.transform(image), made.class_number(name), name
 
 
 def collate(samples: list[tuple[torch.Tensor, int, str]]) -> Batch:
@@ -51,7 +51,7 @@ class Loader:
     """Builds the pipeline anew for each epoch, in the order of that epoch."""
 
     def __init__(self, transform: v2.Transform, rank: int, num_ranks: int) -> None:
-        self.paths = sorted(material.folder().iterdir())
+        self.paths = sorted(made.folder().iterdir())
         self.transform = transform
         self.sampler = DistributedRandomSampler(len(self.paths), rank=rank, world_size=num_ranks)
         self.epoch = 0

@@ -1,11 +1,11 @@
 """Training data that can be resumed, with StageLoader: photographs, and text as a stream."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import material
+import made
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
@@ -25,7 +25,7 @@ class Photographs(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path = self.paths[index]
         with Image.open(io.BytesIO(path.read_bytes())) as image:
-            return self.transform(image.convert("RGB")), material.class_number(path.name)
+            return self.transform(image.convert("RGB")), made.class_number(path.name)
 
 
 class Lines(IterableDataset):
@@ -57,13 +57,26 @@ AUGMENTED = v2.Compose([v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), *PL
 
 
 def make_loader(transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int = 1) -> StageLoader:
-    dataset = Photographs(material.folder(), transform)
+    dataset = Photographs(made.folder(), transform)
     sampler = DistributedSampler(dataset, num_ranks, rank, seed=7)
     return StageLoader(dataset, batch_size=8, sampler=sampler, num_workers=2)
 
 
 def make_lines_loader() -> StageLoader:
-    return StageLoader(Lines(material.texts()), batch_size=32, num_workers=2, snapshot_every_n_steps=1)
+    return StageLoader(Lines(made.texts()), batch_size=32, num_workers=2, snapshot_every_n_steps=1)
+
+
+def rest_of_epoch(old: dict[str, Any], batch_size: int, order: int | Iterable[int]) -> list[int]:
+    """What a state of StatefulDataLoader has left of its epoch, as indices. ``order``: the sampler, after its
+    ``set_epoch``; or the dataset's length, if the order came from ``shuffle=True``."""
+    snapshot = old.get("_snapshot", {})
+    main = snapshot.get("_main_snapshot", old)
+    num_done = (main["_sampler_iter_yielded"] + old.get("_steps_since_snapshot", 0)) * batch_size
+    if isinstance(order, int):
+        generator = torch.Generator()
+        generator.set_state(main["_sampler_iter_state"]["sampler_iter_state"]["generator"])
+        order = torch.randperm(order, generator=generator).tolist()
+    return list(order)[num_done:]
 
 
 def cut_and_resumed(make: Any, num_batches: int) -> tuple[list[Any], list[Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import material
+import made
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
@@ -24,7 +24,7 @@ class Photographs(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path = self.paths[index]
         with Image.open(io.BytesIO(path.read_bytes())) as image:
-            return self.transform(image.convert("RGB")), material.class_number(path.name)
+            return self.transform(image.convert("RGB")), made.class_number(path.name)
 
 
 class Lines(IterableDataset):
@@ -56,13 +56,13 @@ AUGMENTED = v2.Compose([v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), *PL
 
 
 def make_loader(transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int = 1) -> StatefulDataLoader:
-    dataset = Photographs(material.folder(), transform)
+    dataset = Photographs(made.folder(), transform)
     sampler = DistributedSampler(dataset, num_ranks, rank, seed=7)
     return StatefulDataLoader(dataset, batch_size=8, sampler=sampler, num_workers=2)
 
 
 def make_lines_loader() -> StatefulDataLoader:
-    return StatefulDataLoader(Lines(material.texts()), batch_size=32, num_workers=2, snapshot_every_n_steps=1)
+    return StatefulDataLoader(Lines(made.texts()), batch_size=32, num_workers=2, snapshot_every_n_steps=1)
 
 
 def cut_and_resumed(make: Any, num_batches: int) -> tuple[list[Any], list[Any]]:

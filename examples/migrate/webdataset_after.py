@@ -5,7 +5,7 @@ import tarfile
 from contextlib import closing
 from typing import Any, BinaryIO, NamedTuple
 
-import material
+import made
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
@@ -76,7 +76,7 @@ STAGES = [Stage(decode), Stage(transform)]
 
 
 def make_loader(rank: int = 0, num_ranks: int = 1, num_workers: int = 2) -> StageLoader:
-    dataset = Shards(material.shards())
+    dataset = Shards(made.shards())
     sampler = ElasticSampler(dataset, num_ranks, rank, seed=7)
     return StageLoader(dataset, 8, sampler=sampler, num_workers=num_workers, stages=STAGES, collate_fn=collate)
 
@@ -88,7 +88,7 @@ def make_stream_loader(**arguments: Any) -> StageLoader:
     import webdataset as wds
 
     dataset = (
-        wds.WebDataset(material.shards(), shardshuffle=100, detshuffle=True, seed=7, nodesplitter=wds.split_by_node)
+        wds.WebDataset(made.shards(), shardshuffle=100, detshuffle=True, seed=7, nodesplitter=wds.split_by_node)
         .shuffle(16, seed=7)
         .to_tuple("jpg", "cls", "__key__")
     )

@@ -1,6 +1,6 @@
 """Photographs in tar shards with WebDataset: shards shared among ranks and workers, shuffled, decoded, batched."""
 
-import material
+import made
 import torch
 import webdataset as wds
 from PIL import Image
@@ -16,7 +16,7 @@ def transform(sample: tuple[Image.Image, int, str]) -> tuple[torch.Tensor, int, 
 
 def make_loader() -> wds.WebLoader:
     dataset = (
-        wds.WebDataset(material.shards(), shardshuffle=100, detshuffle=True, seed=7, nodesplitter=wds.split_by_node)
+        wds.WebDataset(made.shards(), shardshuffle=100, detshuffle=True, seed=7, nodesplitter=wds.split_by_node)
         .shuffle(16, seed=7)
         .decode("pil")
         .to_tuple("jpg", "cls", "__key__")
