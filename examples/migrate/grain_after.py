@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypedDict
 
 import av
@@ -30,8 +31,7 @@ class Source(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[int, bytes]:
-        with open(self.paths[index], "rb") as file:
-            return index, file.read()
+        return index, Path(self.paths[index]).read_bytes()
 
 
 def decode(item: tuple[int, bytes]) -> Video:

@@ -1,6 +1,7 @@
 """Videos with Grain's Dataset API, in a PyTorch training: shuffled, decoded in threads, cut at random, resumed."""
 
 import io
+from pathlib import Path
 from typing import Any, TypedDict
 
 import av
@@ -27,8 +28,7 @@ class Source:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[int, bytes]:
-        with open(self.paths[index], "rb") as file:
-            return index, file.read()
+        return index, Path(self.paths[index]).read_bytes()
 
 
 def decode(item: tuple[int, bytes]) -> Video:
@@ -52,6 +52,11 @@ def make_loader(augment: bool = False, rank: int = 0, num_ranks: int = 1) -> gra
         dataset = dataset.random_map(cut)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
     return dataset.to_iter_dataset(options).batch(3, batch_fn=default_collate)
+
+
+def order(rank: int = 0, num_ranks: int = 1) -> list[int]:
+    """The indices that the loader has in turn: the same calls, over a range instead of the source."""
+    return list(grain.MapDataset.range(len(made.videos())).seed(7).shuffle()[rank::num_ranks])
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""What the scripts of this folder load: photographs, short videos, tar shards and text, made here from what scikit-image
-and scikit-learn ship. Nothing is downloaded. Each is made once, and kept under the system's temporary folder."""
+"""What the scripts of this folder load: photographs, short videos, tar shards and text, made here from what
+scikit-image and scikit-learn ship. Nothing is downloaded. Each is made once, and kept under the system's temporary folder."""
 
 import hashlib
 import importlib.util
@@ -136,7 +136,7 @@ def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def kept(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name. One that is half made is never seen under it; another version of this file has others."""
+    """The folder of this name. One that is half made is never seen; another version of this file has others."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     parent = Path(tempfile.gettempdir()) / f"torchstage-migrate-{version}"
     path = parent / name

@@ -21,14 +21,14 @@ class Photographs(StagedDataset):
     """The stages, as methods."""
 
     def __init__(self, paths: list[Path], transform: v2.Transform) -> None:
-        self.samples = [(path, made.class_number(path.name)) for path in paths]  # so that reports name the file
+        self.samples = [(str(path), made.class_number(path.name)) for path in paths]  # so that reports name the file
         self.apply = transform
 
     def __len__(self) -> int:
         return len(self.samples)
 
     async def fetch(self, index: int) -> tuple[str, bytes]:
-        path, _ = self.samples[index]
+        path = Path(self.samples[index][0])
         return path.name, await asyncio.to_thread(path.read_bytes)
 
     def decode(self, item: tuple[str, bytes]) -> tuple[str, Image.Image]:

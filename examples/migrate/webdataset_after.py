@@ -3,7 +3,8 @@
 import io
 import tarfile
 from contextlib import closing
-from typing import Any, BinaryIO, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import made
 import torch
@@ -30,14 +31,17 @@ class Shards(Dataset):
     """Tar shards on a local disk. Where each member lies is looked up once, from the headers alone."""
 
     def __init__(self, paths: list[str]) -> None:
-        members: dict[str, dict[str, Place]] = {}
+        self.samples: list[tuple[str, dict[str, Place]]] = []
         for shard, path in enumerate(paths):
+            members: dict[str, dict[str, Place]] = {}
             with tarfile.open(path, "r:") as tar:
-                for member in tar:
-                    key, _, field = member.name.partition(".")
-                    members.setdefault(key, {})[field] = Place(shard, member.offset_data, member.size)
-        self.samples = list(members.items())
-        self.files: list[BinaryIO] = [open(path, "rb") for path in paths]
+                for member in filter(tarfile.TarInfo.isfile, tar):
+                    folder, slash, name = member.name.rpartition("/")
+                    stem, _, field = name.partition(".")
+                    places = members.setdefault(folder + slash + stem, {})
+                    places[field] = Place(shard, member.offset_data, member.size)
+            self.samples += members.items()
+        self.files = [Path(path).open("rb") for path in paths]  # noqa: SIM115 - see close
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -1,4 +1,4 @@
-"""``docs/migrate-from-dataloader.md``: its scripts give the same batches; where augmentations differ, only their draws."""
+"""``docs/migrate-from-dataloader.md``: the same batches; where augmentations differ, only their draws."""
 
 import pytest
 import torch

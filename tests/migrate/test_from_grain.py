@@ -86,6 +86,15 @@ def test_draws_do_not_depend_on_the_threads_and_come_again_after_a_resume(num_wo
     assert_same_batches(whole, cut + list(again))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_old_order_can_be_asked_for_and_gone_on_with(rank):
+    before, after = script("grain_before"), script("grain_after")
+    expected = batches_of(before.make_loader(rank=rank, num_ranks=2))
+    order = before.order(rank=rank, num_ranks=2)
+    assert order == order_of(expected)
+    assert_same_batches(expected[1:], list(after.make_loader(order=order[3:])))
+
+
 def test_grain_goes_on_with_the_samples_that_torchstage_goes_on_with():
     before, after = script("grain_before"), script("grain_after")
     dataset = before.make_loader()

@@ -1,4 +1,4 @@
-"""``docs/migrate-from-stateful-dataloader.md``: the same batches, the same after a resume, and old states carried over."""
+"""``docs/migrate-from-stateful-dataloader.md``: the same batches, also after a resume; old states carried over."""
 
 from itertools import islice
 

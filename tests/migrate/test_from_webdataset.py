@@ -1,4 +1,4 @@
-"""``docs/migrate-from-webdataset.md``: as a stream the same batches; indexed, the same samples in an order of its own."""
+"""``docs/migrate-from-webdataset.md``: as a stream the same batches; indexed, the same samples."""
 
 import pytest
 
@@ -56,6 +56,19 @@ def test_kept_lanes_shuffle_the_shards_anew_each_epoch_as_kept_workers_do():
     first, second = ([key for *_, keys in loader for key in keys] for _ in range(2))
     assert first != second
     assert sorted(first) == sorted(second)
+
+
+def test_a_stream_that_was_cut_goes_on_after_reading_once_more_what_was_handed_out():
+    after = script("webdataset_after")
+    loader = after.make_stream_loader()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = list(batches)
+    again = after.make_stream_loader()
+    again.load_state_dict(state)
+    with pytest.warns(UserWarning, match="1 batches that were handed out before are read once more"):
+        assert_same_batches(rest, list(again))
 
 
 def test_one_lane_reads_each_shard_once_and_four_threads_decode():
