@@ -1,5 +1,5 @@
-"""What the scripts of this folder load: photographs, short videos, tar shards and text, made here from what
-scikit-image and scikit-learn ship. Nothing is downloaded. Each is made once, and kept under the system's temporary folder."""
+"""What the scripts of this folder load: photographs, short videos, tar shards and text, made from what scikit-image and
+scikit-learn ship. Nothing is downloaded. Each is made once, and kept under the system's temporary folder."""
 
 import hashlib
 import importlib.util

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import pytest
+import torch
 
 from .scripts import assert_same_batches, run, script
 
@@ -56,6 +57,18 @@ def test_augmentations_go_on_as_they_would_have():
     after = script("stateful_dataloader_after")
     whole, resumed = after.cut_and_resumed(lambda: after.make_loader(after.AUGMENTED), 2)
     assert_same_batches(whole, resumed)
+
+
+def test_augmentations_of_the_old_loader_do_not():
+    before = script("stateful_dataloader_before")
+
+    def make():
+        torch.manual_seed(0)
+        return before.make_loader(before.AUGMENTED)
+
+    whole, resumed = before.cut_and_resumed(make, 2)
+    is_same = [torch.equal(images, again) for (images, _), (again, _) in zip(whole, resumed, strict=True)]
+    assert is_same == [True, True, False, False, False, False]
 
 
 def test_an_old_state_is_refused_in_words():
