@@ -71,9 +71,9 @@ def transform(sample: tuple[Image.Image, int, str]) -> tuple[torch.Tensor, int, 
     return PLAIN(image), label, key
 
 
-def collate(samples: list[tuple[torch.Tensor, int, str]]) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+def collate(samples: list[tuple[torch.Tensor, int, str]]) -> list[Any]:
     images, labels, keys = zip(*samples, strict=True)
-    return torch.stack(images), torch.tensor(labels), list(keys)
+    return [torch.stack(images), torch.tensor(labels), list(keys)]
 
 
 STAGES = [Stage(decode), Stage(transform)]
