@@ -54,10 +54,12 @@ def make_loader(
     augment: bool = False, rank: int = 0, num_ranks: int = 1, num_workers: int = 2, order: Iterable[int] | None = None
 ) -> StageLoader:
     dataset = Source(made.videos())
+    if order is None:
+        order = ElasticSampler(dataset, num_ranks, rank, seed=7)
     return StageLoader(
         dataset,
         batch_size=3,
-        sampler=order or ElasticSampler(dataset, num_ranks, rank, seed=7),
+        sampler=order,
         num_workers=num_workers,
         stages=[Stage(decode), *([Stage(cut)] if augment else [])],
         seed=7,

@@ -53,10 +53,12 @@ def make_loader(
     transform: v2.Transform = PLAIN, rank: int = 0, num_ranks: int = 1, order: Iterable[int] | None = None
 ) -> StageLoader:
     dataset = Photographs(sorted(made.folder().iterdir()), transform)
+    if order is None:
+        order = ElasticSampler(dataset, num_ranks, rank, seed=7, tail="drop")
     return StageLoader(
         dataset,
         batch_size=8,
-        sampler=order or ElasticSampler(dataset, num_ranks, rank, seed=7, tail="drop"),
+        sampler=order,
         num_workers=2,
         collate_fn=collate,
         on_error="skip",

@@ -53,6 +53,25 @@ def test_both_give_the_same_batches_after_a_resume(make, cut):
     assert_same_batches(*rests)
 
 
+def test_the_sampler_of_torchdata_works_as_it_is():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    from torchstage import StageLoader
+
+    def cut_and_resumed(loader_class):
+        def make():
+            sampler = StatefulDistributedSampler(range(50), 1, 0, seed=3)
+            return loader_class(range(50), batch_size=6, sampler=sampler, num_workers=2)
+
+        return script("stateful_dataloader_after").cut_and_resumed(make, 3)
+
+    expected, expected_again = cut_and_resumed(StatefulDataLoader)
+    got, again = cut_and_resumed(StageLoader)
+    for batches in (expected_again, got, again):
+        assert_same_batches(expected, batches)
+
+
 def test_augmentations_go_on_as_they_would_have():
     after = script("stateful_dataloader_after")
     whole, resumed = after.cut_and_resumed(lambda: after.make_loader(after.AUGMENTED), 2)
