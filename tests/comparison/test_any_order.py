@@ -74,3 +74,5 @@ def test_lists_of_samples_are_compared_sample_by_sample():
     order = [5, 1, 9, 2, 0, 11, 3, 4, 6, 7, 8, 10]
     assert any_order(loader(list(range(12))), loader(order)).equal
     assert not any_order(loader(list(range(12))), loader(order, odd=3)).equal
+    tuples = DataLoader(Squares(), batch_size=4, sampler=order, collate_fn=tuple)
+    assert not any_order(loader(list(range(12))), tuples).equal

@@ -1,5 +1,6 @@
 """Differences: each kind is found, and said with its batch, its field, its sample and its dataset index."""
 
+import functools
 import threading
 from collections import namedtuple
 
@@ -117,6 +118,20 @@ def test_a_missing_last_batch_is_found_and_the_numbers_are_said():
     difference = only(compare(one, other, epochs=1, timed_epochs=0))
     assert (difference.batch, difference.candidate) == (4, "no batch: the epoch is over")
     assert difference.note == "the reference gives 5 batches, the candidate 4 batches"
+
+
+def test_what_is_not_read_is_not_claimed():
+    one, other = loader_of(BATCHES), loader_of(BATCHES[:-1])
+    found = compare(one, other, epochs=1, timed_epochs=0, max_batches=4)
+    assert found.equal
+    assert found.scope == "4 batches in 1 epoch, of each no more than the first 4"
+
+
+def test_what_is_compared_by_pickle_is_said():
+    batches = [[torch.ones(1), functools.partial(len, "a")]]
+    found = compare(batches, batches, epochs=1, timed_epochs=0)
+    assert found.equal
+    assert found.notes == ("[1], a functools.partial, is compared by its pickle",)
 
 
 def test_another_length_is_a_difference():

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -36,6 +37,34 @@ class Text(str):
 
     def __str__(self):
         return "the same"
+
+
+class Labelled(Mapping):
+    """A mapping that holds something beside its items."""
+
+    def __init__(self, items, data):
+        self.items_, self.data = items, data
+
+    def __getitem__(self, key):
+        return self.items_[key]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+class Noted(np.ndarray):
+    """An array with attributes."""
+
+    def __deepcopy__(self, memo):
+        return with_note(np.array(self).view(Noted), self._mask)
+
+
+def with_note(value, note):
+    value._mask = note
+    return value
 
 
 ONES = torch.ones(2, 3)
@@ -75,6 +104,10 @@ UNEQUAL = {
     "array of fields": (np.array([(1, 2.0)], "i4,f4"), np.array([(1, 3.0)], "i4,f4")),
     "text with a __str__": (Text("a"), Text("b")),
     "range": (range(3), range(4)),
+    "slice": (slice(1, 2), slice(1, 3)),
+    "mapping with a field called data": (Labelled({"a": 1}, data=1), Labelled({"a": 1}, data=2)),
+    "attribute of a tensor": (with_note(torch.ones(1), 1), with_note(torch.ones(1), 2)),
+    "attribute of an array": (with_note(np.ones(1).view(Noted), 1), with_note(np.ones(1).view(Noted), 2)),
     "size": (torch.Size([1, 2]), (1, 2)),
 }
 

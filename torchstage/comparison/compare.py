@@ -60,7 +60,7 @@ def compare(
         tolerance: a number, or (relative, absolute): floating-point values may differ by
             ``absolute + relative * |reference|``; an epoch of them is kept in a temporary file. None: every bit counts.
         strides: whether the strides of tensors and arrays count.
-        max_batches: of each epoch, no more are read.
+        max_batches: of each epoch, no more are read. For loaders without an end it is needed.
         max_differences: how many are kept; the others are counted.
         timeout: seconds to wait for a batch. A loader that takes longer is left alone, and that is a difference.
         timed_epochs: how many epochs are read once more for time, CPU and memory, without fingerprints. 0: none.
@@ -103,7 +103,7 @@ def compare(
                 break
         run.check_that_there_was_something()
         costs = run.costs(epochs, 0 if run.has_hung else timed_epochs)
-        return run.comparison(costs)
+        return run.comparison(costs, max_batches)
 
 
 def _sides(

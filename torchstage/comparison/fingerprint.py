@@ -31,7 +31,7 @@ HEAP_TYPE = 1 << 9  # a class made in Python, or a late one of C
 POINTER_BYTES = struct.calcsize("P")
 MAX_DEPTH = 200  # of nesting: deeper, Python's own stack ends first
 SPOKEN = {  # values of exactly these types are their words
-    *(range, slice, decimal.Decimal, fractions.Fraction, uuid.UUID, type(Ellipsis), type(NotImplemented)),
+    *(range, decimal.Decimal, fractions.Fraction, uuid.UUID, type(Ellipsis), type(NotImplemented)),
     *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -147,7 +147,8 @@ class _Walk:
                 self.see(item, f"{path}.flat[{at}]")
         else:
             self.leaves.append(leaf_of_array(array, path, strides=self._strides, store=self._store))
-        self._see_attributes(array, path, but=("_fill_value", "_basedict", "_optinfo", "_mask", "_mmap"))
+        but = ("_fill_value", "_basedict", "_mask", "_sharedmask") if isinstance(array, np.ma.MaskedArray) else ()
+        self._see_attributes(array, path, but=("_mmap",) if isinstance(array, np.memmap) else but)
 
     def _see_mapping(self, value: Mapping[Any, Any], path: str) -> None:
         keys = list(value)
@@ -156,7 +157,7 @@ class _Walk:
         self._put(path, kind, digest_of(*hashes), "keys " + shortened(", ".join(map(repr, keys))))
         for key in keys:
             self.see(value[key], f"{path}[{key!r}]")
-        self._see_attributes(value, path, but=() if isinstance(value, dict) else ("data",))
+        self._see_attributes(value, path, but=("data",) if isinstance(value, collections.UserDict) else ())
 
     def _see_sequence(self, value: list[Any] | tuple[Any, ...], path: str) -> None:
         kind = type_name(kind_of(value))

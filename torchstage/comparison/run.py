@@ -154,10 +154,10 @@ class Run:
 
     def _note_how(self, record: Record) -> None:
         """What of a batch is not compared by its own bytes."""
-        first = next((event for event in record.events if isinstance(event, Fingerprint)), None)
-        for leaf in first.leaves if first is not None else ():
-            if leaf.how == "pickle":
-                self._notes.append(f"{leaf.path or 'a batch'}, a {leaf.what}, is compared by its pickle")
+        batches = (event for event in record.events if isinstance(event, Fingerprint))
+        pickled = {leaf.what: leaf.path for batch in batches for leaf in batch.leaves if leaf.how == "pickle"}
+        for what, path in pickled.items():
+            self._notes.append(f"{path or 'a batch'}, a {what}, is compared by its pickle")
 
     def _keep(self, difference: Difference) -> None:
         if len(self._differences) < self._most:
@@ -205,12 +205,14 @@ class Run:
         numbers = [None if n is None else n * timed_epochs for n in self._num_samples]
         return replace(reference, num_samples=numbers[0]), replace(candidate, num_samples=numbers[1])
 
-    def comparison(self, costs: tuple[Cost, Cost]) -> Comparison:
+    def comparison(self, costs: tuple[Cost, Cost], max_batches: int | None) -> Comparison:
         if self._num_raised and not self._differences:
             self._notes.append(f"{self._num_raised} errors are the same on both sides")
         words = f"{self._num_events} batches in {self._num_epochs} epoch{'s' if self._num_epochs != 1 else ''}"
         if self._ranks is not None:
             words = f"{words} on {self._ranks} ranks"
+        if max_batches is not None:
+            words += f", of each no more than the first {max_batches}"
         words += self._restart_words
         words += {"any": ", in any order", "exact": ""}[self._order]
         if self._tolerance is not None:

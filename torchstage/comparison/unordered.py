@@ -98,7 +98,7 @@ def _digests(event: Fingerprint, record: Record, at: int) -> list[bytes]:
         for sample, found in enumerate(parts):
             data = leaf.digest if rows is None else rows.digest(sample)
             shared = b"" if layout == "items" else data  # a list of another length is a batch of another size
-            words = b"" if layout == "items" else what.encode()
+            words = (leaf.what.partition(" of ")[0] if layout == "items" else what).encode()
             found.append(digest_of(leaf.path.encode(), words, shared, leaf.how.encode()))
     return [digest_of(*found) for found in parts]
 
