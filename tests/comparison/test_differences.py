@@ -7,9 +7,12 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import torchstage
+from tests.comparison.values import batches, places, with_other
 from torchstage import StageLoader, compare
 from torchstage.comparison.report import LoadersDiffer
 
@@ -118,6 +121,21 @@ def test_a_missing_last_batch_is_found_and_the_numbers_are_said():
     difference = only(compare(one, other, epochs=1, timed_epochs=0))
     assert (difference.batch, difference.candidate) == (4, "no batch: the epoch is over")
     assert difference.note == "the reference gives 5 batches, the candidate 4 batches"
+
+
+@pytest.mark.fuzz
+@settings(max_examples=50)
+@given(st.lists(batches, min_size=1, max_size=3), st.data())
+def test_one_other_leaf_anywhere_is_a_difference_in_every_order(given_batches, data):
+    at = data.draw(st.integers(0, len(given_batches) - 1))
+    changed = list(given_batches)
+    changed[at] = with_other(changed[at], data.draw(st.sampled_from(places(changed[at]))), data.draw)
+    for order in ("exact", "any"):
+        assert compare(given_batches, list(given_batches), epochs=1, timed_epochs=0, order=order).equal
+        found = compare(given_batches, changed, epochs=1, timed_epochs=0, order=order)
+        assert not found.equal
+        assert str(found)
+        assert order == "any" or {difference.batch for difference in found.differences} == {at}
 
 
 def test_what_is_not_read_is_not_claimed():
