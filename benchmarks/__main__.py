@@ -1,10 +1,12 @@
 """Run: the names of cases in; `benchmarks/results/<case>.json` and a printed table of each out.
 
-    python -m benchmarks [--quick] [--runs 3] [--patience 60] [case ...]
+    python -m benchmarks [--quick] [--runs 5] [--patience 60] [--resume] [case ...]
 
-Loaders take turns: a round measures each of them once, in a fresh process, and the next round begins
-elsewhere in the list. So a busy minute of the machine, or a warm cache, favours none. Ratios are taken
-within a round.
+A case's result is written when its last round is done: a run that is cut loses one case, and `--resume` goes on there.
+With `--quick` results lie under build/, since nothing may be drawn from them.
+
+Loaders take turns: a round measures each of them once, in a fresh process, and the next round begins elsewhere in the
+list. So a busy minute of the machine, or a warm cache, favours none. Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from benchmarks.probes import Metrics
 from benchmarks.quiet import wait_for_quiet
 
 RESULTS = Path(__file__).parent / "results"
-NUM_RUNS, NUM_RUNS_QUICK = 3, 1
+RESULTS_QUICK = Path(__file__).parent.parent / "build" / "benchmarks"
+NUM_RUNS, NUM_RUNS_QUICK = 5, 1
+QUICK_SHARE = 0.25  # of a round's minutes
 
 Measured = dict[str, Metrics]  # an entry's key -> its metrics, in one round
 
@@ -33,11 +37,46 @@ Measured = dict[str, Metrics]  # an entry's key -> its metrics, in one round
 def main() -> None:
     options = _parse()
     num_runs = options.runs or (NUM_RUNS_QUICK if options.quick else NUM_RUNS)
-    RESULTS.mkdir(exist_ok=True)
-    for name in options.cases or NAMES:
+    results = RESULTS_QUICK if options.quick else RESULTS
+    results.mkdir(parents=True, exist_ok=True)
+    names = [
+        name
+        for name in options.cases or NAMES
+        if not (options.resume and _is_done(results / f"{name}.json", num_runs, options.quick))
+    ]
+    expected = {name: _expected_minutes(name, num_runs, options.quick) for name in names}
+    print(f"about {sum(expected.values()):.0f} minutes of {len(names)} cases, longest first:", file=sys.stderr)
+    for name in sorted(names, key=lambda name: -expected[name]):
+        print(f"  {expected[name]:5.1f}  {name}", file=sys.stderr)
+    if options.plan:
+        return
+    for name in names:
         result = run_case(load(name), num_runs, options.quick, options.patience)
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        _write(results / f"{name}.json", result)
         print("\n" + table.of_case(result), flush=True)
+
+
+def _expected_minutes(name: str, num_runs: int, quick: bool) -> float:
+    """What the case says of a round; a case that has nothing to run here takes no time."""
+    case = load(name)
+    can_run = any(entry.why_skipped() is None for entry in case.entries)
+    return case.minutes * num_runs * (QUICK_SHARE if quick else 1.0) if can_run else 0.0
+
+
+def _is_done(path: Path, num_runs: int, quick: bool) -> bool:
+    """As many rounds as are wanted, measured today."""
+    if not path.exists():
+        return False
+    result = json.loads(path.read_text())
+    is_today = result["machine"]["date"] == machine()["date"]
+    return is_today and result["quick"] == quick and len(result["rounds"]) >= num_runs
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """All of it or nothing: a run may be cut at any time."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(result, indent=1) + "\n")
+    unfinished.replace(path)
 
 
 def run_case(case: Case, num_runs: int, quick: bool, patience_seconds: float = 0.0) -> dict[str, Any]:
@@ -76,7 +115,7 @@ def _round(case: Case, turns: list[Entry], quick: bool, patience_seconds: float)
     measured: Measured = {}
     for begin in range(0, len(turns), NUM_CORES):
         group = turns[begin : begin + NUM_CORES]
-        processes = [FreshProcess(case.name, entry.key, quick) for entry in group]
+        processes = [_fresh(case, entry, quick) for entry in group]
         for process in processes:
             process.wait_until_ready()
         for entry, process in zip(group, processes, strict=True):
@@ -86,6 +125,12 @@ def _round(case: Case, turns: list[Entry], quick: bool, patience_seconds: float)
             if metrics is not None:
                 measured[entry.key] = metrics
     return measured
+
+
+def _fresh(case: Case, entry: Entry, quick: bool) -> FreshProcess:
+    python = entry.python()
+    assert python is not None, f"{entry.key} was not skipped"
+    return FreshProcess(case.name, entry.key, quick, python)
 
 
 def _against(case: Case) -> dict[str, Any] | None:
@@ -109,8 +154,10 @@ def _goal(goal: Goal, rounds: list[Measured]) -> dict[str, Any]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="torchstage beside its peers.")
     parser.add_argument("cases", nargs="*", metavar="case", help=f"none: all of {', '.join(NAMES)}")
-    parser.add_argument("--quick", action="store_true", help="2 minutes instead of 13; less work, less certain")
+    parser.add_argument("--quick", action="store_true", help="some minutes; less work, less certain, one round")
     parser.add_argument("--runs", type=int, help=f"rounds, {NUM_RUNS} (with --quick {NUM_RUNS_QUICK})")
+    parser.add_argument("--resume", action="store_true", help="leave out what has been measured today")
+    parser.add_argument("--plan", action="store_true", help="say how long it would take, and measure nothing")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for others to be quiet")
     return parser.parse_args()
 

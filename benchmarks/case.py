@@ -20,12 +20,17 @@ NAMES = (
     "decode_images",
     "decode_large_images",
     "video",
+    "video_sweep",
     "video_waits",
     "latency_fetch",
+    "shards",
     "first_batch",
     "epoch_border",
     "heavy_tail",
     "noop",
+    "growth_length",
+    "growth_batch",
+    "growth_threads",
     "resume",
     "state_cost",
     "training_beside",
@@ -33,6 +38,7 @@ NAMES = (
     "transport",
     "mixed",
     "probe_prediction",
+    "decode_places",
     "bad_samples",
     "transfer",
 )
@@ -69,8 +75,41 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure of each round: the metric of one entry. `name` is who it is of, as the pages say it."""
+
+    key: str
+    metric: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a case comes down to: ours, DataLoader's best, the best of the other libraries; and what decides it.
+
+    `why` is said to be true whoever is ahead. Where `less_is_better`, ratios are turned round: above 1, ours is ahead.
+    """
+
+    unit: str
+    ours: tuple[Cell, ...]
+    dataloader: tuple[Cell, ...]
+    peers: tuple[Cell, ...]
+    why: str
+    digits: int = 0
+    less_is_better: bool = False
+
+
+def cells(metric: str, *entries: Entry) -> tuple[Cell, ...]:
+    """The same metric of several entries."""
+    return tuple(Cell(entry.key, metric, entry.label) for entry in entries)
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
-    """`run(entry, quick)` is called once in a process of its own, which has imported `imports` before."""
+    """`run(entry, quick)` is called once in a process of its own, which has imported `imports` before.
+
+    `minutes` is what a round takes on two cores, start of the processes included: for the estimate of a run.
+    """
 
     name: str
     title: str
@@ -82,6 +121,8 @@ class Case:
     goals: tuple[Goal, ...] = ()
     against: Against | None = None
     left_out_when_quick: tuple[Entry, ...] = ()
+    headline: Headline | None = None
+    minutes: float = 0.5
 
 
 def load(name: str) -> Case:

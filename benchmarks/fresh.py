@@ -27,10 +27,10 @@ ROOT = Path(__file__).parent.parent
 
 
 class FreshProcess:
-    """`python -m benchmarks.measure`, once."""
+    """`python -m benchmarks.measure`, once. `python` is the interpreter that runs it."""
 
-    def __init__(self, case: str, loader: str, quick: bool) -> None:
-        command = [sys.executable, "-m", "benchmarks.measure", "--case", case, "--loader", loader]
+    def __init__(self, case: str, loader: str, quick: bool, python: str = sys.executable) -> None:
+        command = [python, "-m", "benchmarks.measure", "--case", case, "--loader", loader]
         command += ["--json", "--wait", *(["--quick"] if quick else [])]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(

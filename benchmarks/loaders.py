@@ -1,199 +1,34 @@
-"""Loaders: a map-style dataset in, an iterable of batches out, one function for each library.
+"""Loaders: the rows of the tables: a name, a library's adapter, its threads or processes, its options.
 
-Each is set up as that library's own documentation does for several epochs on one machine, with as many
-threads (or processes) as `num_workers` says. Guarantees: `iter()` of what comes back is one epoch, and may
-be called again; nothing is imported before it is needed, so that a peer that is not installed costs its
-rows, not the run.
+Guarantees: nothing is imported before it is needed, so that a peer that is not installed costs its rows, not the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
+
+from benchmarks.adapters import (
+    elastic_stage_loader,
+    grain_dataset,
+    grain_processes,
+    spdl_pipeline,
+    spdl_processes,
+    stage_loader,
+    torch_dataloader,
+    torchdata_nodes,
+    torchdata_stateful,
 )
 
-Collate = Callable[[Any], Any]
-NUM_BUFFERED_BATCHES = 3  # SPDL's own default for its sink
-
-
-def torch_dataloader(
-    dataset: Dataset[Any],
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-) -> Iterable[Any]:
-    """torch's loader, its processes kept between epochs."""
-    return DataLoader(
-        dataset,
-        batch_size,
-        shuffle=shuffle,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        persistent_workers=num_workers > 0,
-    )
-
-
-def stage_loader(
-    dataset: Dataset[Any],
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-    in_order: bool = True,
-    stages: Sequence[Any] = (),
-    persistent_workers: bool = True,
-    **others: Any,
-) -> Iterable[Any]:
-    """Ours, as a user has it who changed the class name and nothing else; or who gave it stages."""
-    from torchstage import StageLoader
-
-    return StageLoader(
-        dataset,
-        batch_size,
-        shuffle=shuffle,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        persistent_workers=persistent_workers and num_workers > 0,
-        in_order=in_order,
-        stages=stages,
-        **others,
-    )
-
-
-def elastic_stage_loader(
-    dataset: Any, batch_size: int, num_workers: int, *, shuffle: bool = False, collate_fn: Collate = default_collate
-) -> Iterable[Any]:
-    """Ours with our sampler, as for one rank."""
-    from torchstage import StageLoader
-    from torchstage.samplers import ElasticSampler
-
-    sampler = ElasticSampler(dataset, num_replicas=1, rank=0, shuffle=shuffle)
-    return StageLoader(dataset, batch_size, sampler=sampler, num_workers=num_workers, collate_fn=collate_fn)
-
-
-def torchdata_stateful(
-    dataset: Dataset[Any],
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-) -> Iterable[Any]:
-    """torchdata's loader with a state, its processes kept between epochs; it brings samplers of its own."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(
-        dataset,
-        batch_size,
-        shuffle=shuffle,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        persistent_workers=num_workers > 0,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SpdlEpochs:
-    """A pipeline for each epoch, as `spdl.dataloader.DataLoader` makes one in its own `__iter__`."""
-
-    dataset: Any
-    sampler: Iterable[int]
-    batch_size: int
-    num_threads: int
-    output_order: str
-    collate_fn: Collate
-
-    def __iter__(self) -> Iterator[Any]:
-        from spdl.pipeline import PipelineBuilder
-
-        pipeline = (
-            PipelineBuilder()
-            .add_source(self.sampler)
-            .pipe(self.dataset.__getitem__, concurrency=self.num_threads, output_order=self.output_order)
-            .aggregate(self.batch_size)
-            .pipe(self.collate_fn)
-            .add_sink(NUM_BUFFERED_BATCHES)
-            .build(num_threads=self.num_threads)
-        )
-        with pipeline.auto_stop():
-            yield from pipeline.get_iterator()
-
-
-def spdl_pipeline(
-    dataset: Dataset[Any],
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-    output_order: str = "input",
-) -> Iterable[Any]:
-    """SPDL: `output_order="input"` keeps the sampler's order, `"completion"` gives it up."""
-    return SpdlEpochs(dataset, _sampler(dataset, shuffle), batch_size, num_workers, output_order, collate_fn)
-
-
-def grain_dataset(
-    dataset: Any,
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-) -> Iterable[Any]:
-    """Grain: a batch is one element, made by one thread; two a thread are read ahead, as in torch."""
-    import grain.python as grain
-
-    source = grain.MapDataset.source(dataset)
-    ordered = source.shuffle(seed=0) if shuffle else source
-    options = grain.ReadOptions(num_threads=num_workers, prefetch_buffer_size=2 * num_workers)
-    return ordered.batch(batch_size, batch_fn=collate_fn).to_iter_dataset(options)
-
-
-def torchdata_nodes(
-    dataset: Any,
-    batch_size: int,
-    num_workers: int,
-    *,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-    whole_batches: bool = False,
-) -> Iterable[Any]:
-    """torchdata.nodes: a sample a task, or (as in its migration guide) `whole_batches`, a batch a task."""
-    from torchdata.nodes import Batcher, Loader, Mapper, ParallelMapper, Prefetcher, SamplerWrapper
-
-    sampler = _sampler(dataset, shuffle)
-    if whole_batches:
-        indices = SamplerWrapper(BatchSampler(sampler, batch_size, drop_last=False))
-        batches = ParallelMapper(
-            indices,
-            lambda batch: collate_fn([dataset[index] for index in batch]),
-            num_workers=num_workers,
-            method="thread",
-            in_order=True,
-        )
-        return Loader(Prefetcher(batches, prefetch_factor=2 * num_workers))
-    samples = ParallelMapper(
-        SamplerWrapper(sampler), dataset.__getitem__, num_workers=num_workers, method="thread", in_order=True
-    )
-    return Loader(Mapper(Batcher(samples, batch_size, drop_last=False), collate_fn))
-
-
-def _sampler(dataset: Any, shuffle: bool) -> RandomSampler | SequentialSampler:
-    return RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +43,28 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     needs_cuda: bool = False
+    interpreters: tuple[str, ...] = ()  # names on PATH; none: the interpreter that runs the benchmarks
 
     def why_skipped(self) -> str | None:
         """The reason why it cannot run here; None if it can."""
+        if self.interpreters:
+            return None if self.python() else f"no {' or '.join(self.interpreters)} on PATH that imports what it needs"
         if find_spec(self.package) is None:
             return f"{self.package} is not installed"
         if self.needs_cuda and not torch.cuda.is_available():
             return "this machine has no CUDA device"
+        return None
+
+    def python(self) -> str | None:
+        """The interpreter to run it with; None: none of the wanted ones imports what it needs."""
+        if not self.interpreters:
+            return sys.executable
+        probe = "; ".join(f"import {name}" for name in (self.package, *self.imports))
+        for name in self.interpreters:
+            if found := shutil.which(name):
+                tried = subprocess.run([found, "-c", probe], cwd=ROOT, capture_output=True, check=False)
+                if not tried.returncode:
+                    return found
         return None
 
     def for_all_counts(self) -> Entry:
@@ -286,6 +136,16 @@ def grain(num_workers: int) -> Entry:
     return Entry(f"grain-{num_workers}", label, "grain", grain_dataset, num_workers, {}, ("grain.python",))
 
 
+def grain_in_processes(num_workers: int) -> Entry:
+    label = f"Grain, {_processes(num_workers)}"
+    return Entry(f"grain-processes-{num_workers}", label, "grain", grain_processes, num_workers, {}, ("grain.python",))
+
+
+def spdl_in_processes(num_workers: int) -> Entry:
+    label = f"SPDL, input order, {_processes(num_workers)}"
+    return Entry(f"spdl-processes-{num_workers}", label, "spdl", spdl_processes, num_workers, {}, ("spdl.pipeline",))
+
+
 def nodes(num_workers: int, *, whole_batches: bool = False) -> Entry:
     key, task = ("nodes-batches", "a batch a task") if whole_batches else ("nodes", "a sample a task")
     label = f"torchdata.nodes, {task}, {_threads(num_workers)}"
@@ -299,6 +159,10 @@ def nodes(num_workers: int, *, whole_batches: bool = False) -> Entry:
         options,
         ("torchdata.nodes",),
     )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _threads(count: int) -> str:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from torch.utils.data import default_collate
 
-from benchmarks.loaders import Collate, Entry
+from benchmarks.adapters import Collate
+from benchmarks.loaders import Entry
 
 AUTO, THREAD, PROCESS = "auto", "thread", "multiprocessing"
 CHEAP = ("fetch", "collate")

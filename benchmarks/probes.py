@@ -95,16 +95,20 @@ class PssWatch:
         self._peak_mib = max(self._peak_mib, tree_pss_mib())
 
 
-def train_through(loader: Iterable[Any], num_epochs: int, count_samples: Callable[[Any], int]) -> Metrics:
-    """Read `num_epochs` and time them; then read one more, untimed, and watch the memory. No training step.
+def train_through(
+    loader: Iterable[Any], num_epochs: int, count_samples: Callable[[Any], int], *, warm_up: bool = False
+) -> Metrics:
+    """Read `num_epochs` and time them; one more, untimed, is read to watch the memory. No training step.
 
-    `samples_per_second` runs from the first `iter()` to the last batch; `samples_per_second_after_first`
-    leaves out the first batch and the wait for it; `cpu_ms_per_sample` is the tree's over the timed epochs,
-    start included; `added_pss_mib` is the peak above what was there before the first `iter()`, and missing
-    where there is no /proc.
+    The one more comes after them; with `warm_up` before them, so that threads, processes and caches are there when
+    time is taken. `samples_per_second` runs from the first `iter()` to the last batch;
+    `samples_per_second_after_first` leaves out the first batch and the wait for it; `cpu_ms_per_sample` is the whole
+    tree's over the timed epochs, start included where there is no `warm_up`; `cpu_cores` is the same for each second;
+    `added_pss_mib` is the peak above what was there before the first `iter()`, and missing where there is no /proc.
     """
     gc.collect()
     baseline_mib = tree_pss_mib() if CAN_SEE_MEMORY else 0.0
+    metrics: Metrics = _memory(loader, baseline_mib) if warm_up else {}
     num_samples, num_first, first_batch_seconds = 0, 0, 0.0
     cpu_before, start = tree_cpu_seconds(), time.perf_counter()
     for _ in range(num_epochs):
@@ -113,7 +117,7 @@ def train_through(loader: Iterable[Any], num_epochs: int, count_samples: Callabl
                 first_batch_seconds, num_first = time.perf_counter() - start, count_samples(batch)
             num_samples += count_samples(batch)
     seconds, cpu_seconds = time.perf_counter() - start, tree_cpu_seconds() - cpu_before
-    metrics = {
+    metrics |= {
         "seconds": seconds,
         "first_batch_seconds": first_batch_seconds,
         "num_samples": num_samples,
@@ -121,13 +125,21 @@ def train_through(loader: Iterable[Any], num_epochs: int, count_samples: Callabl
         "samples_per_second_after_first": (num_samples - num_first) / (seconds - first_batch_seconds),
         "cpu_seconds": cpu_seconds,
         "cpu_ms_per_sample": 1e3 * cpu_seconds / num_samples,
+        "cpu_cores": cpu_seconds / seconds,
     }
-    if CAN_SEE_MEMORY:
-        with PssWatch(baseline_mib) as watch:
-            for _ in loader:
-                pass
-        metrics["added_pss_mib"] = watch.added_mib
-    return metrics
+    return metrics if warm_up else metrics | _memory(loader, baseline_mib)
+
+
+def _memory(loader: Iterable[Any], baseline_mib: float) -> Metrics:
+    """One epoch, and the tree's peak in it above the baseline."""
+    if not CAN_SEE_MEMORY:
+        for _ in loader:
+            pass
+        return {}
+    with PssWatch(baseline_mib) as watch:
+        for _ in loader:
+            pass
+    return {"added_pss_mib": watch.added_mib}
 
 
 def close(loader: Any) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from benchmarks.cases import clips
 from benchmarks.cases.clips import BULK
 from benchmarks.loaders import Entry
-from benchmarks.probes import CAN_SEE_MEMORY, Metrics, PssWatch, close, tree_cpu_seconds, tree_pss_mib
+from benchmarks.probes import Metrics, close, train_through
 from torchstage import StagedDataset
 
 NUM_FETCHERS = 4  # as in SPDL's guide
@@ -46,12 +46,16 @@ class Clips(StagedDataset):
 
 
 class Waits(Clips):
-    """The same times, slept instead of worked: so 16 workers have their say on a machine of 2 cores."""
+    """The same times, slept instead of worked: so 32 workers have their say on a machine of 2 cores."""
 
-    def __init__(self, num_clips: int) -> None:
+    def __init__(self, num_clips: int, num_times: int = 1) -> None:
         super().__init__(num_clips)
-        self.bulk_seconds, self.clip_seconds = clips.measured_seconds(num_clips)
+        bulk_seconds, clip_seconds = clips.measured_seconds(num_clips)
+        self.bulk_seconds, self.clip_seconds = bulk_seconds * num_times, clip_seconds * num_times
         self.sample = torch.zeros(1)
+
+    def __len__(self) -> int:
+        return len(self.clip_seconds)
 
     def read_bulk(self, indices: Sequence[int]) -> list[Any]:
         time.sleep(self.bulk_seconds[indices[0] // BULK])
@@ -140,29 +144,16 @@ def entries(num_workers: int) -> tuple[Entry, ...]:
     )
 
 
-def measure(loader: Iterable[Any], num_clips: int, count_samples: Callable[[Any], int]) -> Metrics:
-    """One epoch to warm up, with the memory watched from before it, then three that are timed."""
-    metrics: Metrics = {}
-    if CAN_SEE_MEMORY:
-        with PssWatch(tree_pss_mib()) as watch:
-            _epoch(loader, num_clips, count_samples)
-        metrics["added_pss_mib"] = watch.added_mib
-    else:
-        _epoch(loader, num_clips, count_samples)
-    cpu_before, start = tree_cpu_seconds(), time.perf_counter()
-    for _ in range(NUM_EPOCHS):
-        _epoch(loader, num_clips, count_samples)
-    seconds, cpu_seconds = time.perf_counter() - start, tree_cpu_seconds() - cpu_before
+def measure(
+    loader: Iterable[Any], num_clips: int, count_samples: Callable[[Any], int], num_epochs: int = NUM_EPOCHS
+) -> Metrics:
+    """One epoch to warm up, with the memory watched from before it, then those that are timed."""
+    metrics = train_through(loader, num_epochs, count_samples, warm_up=True)
     close(loader)
+    found = metrics["num_samples"]
+    assert found == num_epochs * num_clips, f"{found} clips came of {num_epochs * num_clips}"
     return metrics | {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "clips_per_second": NUM_EPOCHS * num_clips / seconds,
-        "clips_per_cpu_second": NUM_EPOCHS * num_clips / cpu_seconds,
-        "cpu_cores": cpu_seconds / seconds,
+        "clips_per_second": metrics["samples_per_second"],
+        "clips_per_second_after_first": metrics["samples_per_second_after_first"],
+        "clips_per_cpu_second": found / metrics["cpu_seconds"],
     }
-
-
-def _epoch(loader: Iterable[Any], num_clips: int, count_samples: Callable[[Any], int]) -> None:
-    found = sum(count_samples(batch) for batch in loader)
-    assert found == num_clips, f"{found} clips came of {num_clips}"

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks.adapters import NUM_BUFFERED_BATCHES, stage_loader
 from benchmarks.case import Case, Column, Goal, Round
 from benchmarks.cases.nginx import Nginx
-from benchmarks.loaders import NUM_BUFFERED_BATCHES, Entry, dataloader, stage_loader
+from benchmarks.loaders import Entry, dataloader
 from benchmarks.probes import Metrics, close, tree_cpu_seconds
 from torchstage import StagedDataset, remote
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from benchmarks.adapters import Collate
 from benchmarks.case import Case, Column, Goal, Round
 from benchmarks.cases.photographs import folder
 from benchmarks.cases.tokens import Tokenizer, filled, learned, texts
-from benchmarks.loaders import Collate, Entry, dataloader
+from benchmarks.loaders import Entry, dataloader
 from benchmarks.placed import AUTO, PROCESS, THREAD, choice_of, placed
 from benchmarks.probes import Metrics, close
 from torchstage import Stage, StagedDataset, StageLoader
