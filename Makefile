@@ -16,7 +16,7 @@ help:
 	@echo 'make lint types   check style with ruff and types with pyright'
 	@echo 'make format       let ruff put the code in shape'
 	@echo 'make docs         build the pages of docs/ as a site into site/; nothing is fetched for it'
-	@echo 'make bench        run all benchmarks and draw docs/benchmarks.md (make bench-quick: a short look)'
+	@echo 'make bench        run all benchmarks and draw their pages and pictures (make bench-quick: a short look)'
 	@echo 'make clean        remove the virtual environment and what the tools left'
 
 demo: $(VENV)/installed-test
@@ -57,9 +57,8 @@ docs: $(VENV)/installed-test
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.table > docs/benchmarks.md
 	$(BIN)/python -m benchmarks.ceiling --measure
-	$(BIN)/python -m benchmarks.ceiling > docs/profiles.md
+	$(BIN)/python -m benchmarks.draw
 
 bench-quick: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks --quick

@@ -40,7 +40,7 @@ def placed_stage_loader(
 
 
 def placed(worker_method: str, num_workers: int) -> Entry:
-    label = f'**StageLoader**, `worker_method="{worker_method}"`, {num_workers} workers'
+    label = f'**StageLoader**, `worker_method="{worker_method}"`, {num_workers} worker' + "s" * (num_workers > 1)
     return Entry(
         f"stageloader-{worker_method}-{num_workers}",
         label,

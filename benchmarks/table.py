@@ -8,23 +8,22 @@ round.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.case import NAMES
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import plots
+from benchmarks.case import NAMES, load
+from benchmarks.summary import NOT_YET, result_of
 
 HEAD = """\
 # Benchmarks
 
 Written by `python -m benchmarks.table` from `benchmarks/results/`; `python -m benchmarks` measures it again.
 Every loader runs in a fresh process, all loaders of a case in turn, round by round. A cell is the median of
-the rounds (lowest to highest); ratios are taken within a round.
+the rounds (lowest to highest); ratios are taken within a round. [Where we win](where-we-win.md) sums it up.
 """
+PICTURES = tuple(f"![{alt}](images/benchmarks/{name}.svg)\n" for name, alt in plots.PICTURES.items())
 
 
 def main() -> None:
@@ -32,9 +31,16 @@ def main() -> None:
 
 
 def page() -> str:
-    """docs/benchmarks.md, of all the results that are there."""
-    paths = [path for name in NAMES if (path := RESULTS / f"{name}.json").exists()]
-    return "\n".join([HEAD, *(of_case(json.loads(path.read_text())) for path in paths)])
+    """docs/benchmarks.md: each case, with its results if there are some."""
+    return "\n".join([HEAD, *PICTURES, *(_part(name) for name in NAMES)])
+
+
+def _part(name: str) -> str:
+    result = result_of(name)
+    if result is not None:
+        return of_case(result)
+    case = load(name)
+    return f"## {case.title}\n\n{case.question}\n\n{NOT_YET.capitalize()}: `python -m benchmarks {name}`.\n"
 
 
 def of_case(result: dict[str, Any]) -> str:
@@ -98,12 +104,13 @@ def where(result: dict[str, Any]) -> str:
     every_run = [metrics for measured in result["rounds"] for metrics in measured.values()]
     others = [metrics["cores_used_by_others"] for metrics in every_run]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    build = f" ({machine['python_build']})" if "python_build" in machine else ""
     rounds = f"{len(result['rounds'])} rounds" if len(result["rounds"]) > 1 else "1 round"
     quick = " of `--quick`" if result["quick"] else ""
     busy = f" Other programs kept {cell(others, digits=2)} cores busy." if others else ""
     return (
         f"{rounds}{quick} on {machine['date']}, {result['minutes']} minutes: {machine['processor']}, "
-        f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, {packages}.{busy}"
+        f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}{build}, {packages}.{busy}"
     )
 
 

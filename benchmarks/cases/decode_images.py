@@ -15,12 +15,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from benchmarks.case import Against, Case, Column, Goal, against_best
+from benchmarks.case import Against, Case, Column, Goal, Headline, against_best, cells
 from benchmarks.cases.photographs import folder
 from benchmarks.loaders import Entry, dataloader, stageloader
 from benchmarks.probes import Metrics, train_through
 
-NUM_IMAGES, NUM_IMAGES_QUICK = 512, 128
+NUM_IMAGES, NUM_IMAGES_QUICK = 256, 128
 NUM_EPOCHS = 2
 BATCH_SIZE = 32
 SHORTER_SIDE, CROP = 256, 224
@@ -108,4 +108,12 @@ CASE = Case(
             at_least=1.5,
         ),
     ),
+    headline=Headline(
+        unit="images/s, `decode_image` against Pillow",
+        ours=cells("samples_per_second", BEST),
+        dataloader=cells("samples_per_second", *DATALOADERS),
+        peers=(),
+        why="`decode_image` with torchvision's decoder needs less time an image than Pillow, in any loader.",
+    ),
+    minutes=0.7,
 )

@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both": {},
     "copies": {"isolation": "per_thread"},
 }
-NUM_SAMPLES, NUM_IMAGES, NUM_TURNS, NUM_TURNS_QUICK = 100_000, 256, 5, 2
+NUM_SAMPLES, NUM_IMAGES, NUM_TURNS, NUM_TURNS_QUICK = 100_000, 128, 3, 1
 OURS = stageloader(2)
 
 
@@ -78,4 +78,5 @@ CASE = Case(
             at_most=1.03,
         ),
     ),
+    minutes=0.25,
 )

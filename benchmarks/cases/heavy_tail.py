@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from torch.utils.data import Dataset
 
-from benchmarks.case import Case, Column, Goal, Round
-from benchmarks.loaders import Entry, dataloader, nodes, spdl, stageloader
+from benchmarks.case import Case, Column, Goal, Headline, Round, cells
+from benchmarks.loaders import Entry, dataloader, grain, nodes, spdl, stageloader
 from benchmarks.probes import Metrics, close
 
 COUNTS = (4, 8, 16)
@@ -25,6 +25,8 @@ NUM_SAMPLES_A_THREAD, NUM_SAMPLES_A_THREAD_QUICK = 128, 48
 OURS = stageloader(4).for_all_counts()
 UNORDERED = stageloader(4, in_order=False).for_all_counts()
 SPDL = spdl(4, "completion").for_all_counts()
+DATALOADER = dataloader(4).for_all_counts()
+PEERS = (spdl(4, "input").for_all_counts(), SPDL, grain(4).for_all_counts(), nodes(4).for_all_counts())
 
 
 class HeavyTail(Dataset[int]):
@@ -70,12 +72,10 @@ CASE = Case(
         f"batch {BATCH_SIZE}. Efficiency: ideal makespan / makespan."
     ),
     entries=(
-        dataloader(4).for_all_counts(),
+        DATALOADER,
         OURS,
         UNORDERED,
-        spdl(4, "input").for_all_counts(),
-        SPDL,
-        nodes(4).for_all_counts(),
+        *PEERS,
     ),
     run=run,
     columns=tuple(Column(f"efficiency_{count}", f"efficiency, {count} threads", 2) for count in COUNTS),
@@ -83,4 +83,16 @@ CASE = Case(
         *(Goal(f"in order against `in_order=False`, {n} threads", _against(UNORDERED, n), 0.95) for n in COUNTS),
         *(Goal(f"in order against SPDL in completion order, {n} threads", _against(SPDL, n), 1.0) for n in COUNTS),
     ),
+    headline=Headline(
+        unit="efficiency in order, 16 workers",
+        ours=cells("efficiency_16", OURS),
+        dataloader=cells("efficiency_16", DATALOADER),
+        peers=cells("efficiency_16", *PEERS),
+        digits=2,
+        why=(
+            "A sample that is finished early waits in its batch and holds no thread; elsewhere a slow sample holds up "
+            "a worker, a batch, or all that come after it."
+        ),
+    ),
+    minutes=0.5,
 )

@@ -170,4 +170,5 @@ CASE = Case(
             at_least=95.0,
         ),
     ),
+    minutes=0.5,
 )
