@@ -96,7 +96,12 @@ class PssWatch:
 
 
 def train_through(
-    loader: Iterable[Any], num_epochs: int, count_samples: Callable[[Any], int], *, warm_up: bool = False
+    loader: Iterable[Any],
+    num_epochs: int,
+    count_samples: Callable[[Any], int],
+    *,
+    warm_up: bool = False,
+    baseline_mib: float | None = None,
 ) -> Metrics:
     """Read `num_epochs` and time them; one more, untimed, is read to watch the memory. No training step.
 
@@ -104,10 +109,11 @@ def train_through(
     time is taken. `samples_per_second` runs from the first `iter()` to the last batch;
     `samples_per_second_after_first` leaves out the first batch and the wait for it; `cpu_ms_per_sample` is the whole
     tree's over the timed epochs, start included where there is no `warm_up`; `cpu_cores` is the same for each second;
-    `added_pss_mib` is the peak above what was there before the first `iter()`, and missing where there is no /proc.
+    `added_pss_mib` is the peak above `baseline_mib`, or what was there before the first `iter()` here, and missing
+    where there is no /proc. `count_samples` may also check a batch; it is asked twice about the first one.
     """
     gc.collect()
-    baseline_mib = tree_pss_mib() if CAN_SEE_MEMORY else 0.0
+    baseline_mib = memory_now_mib() if baseline_mib is None else baseline_mib
     metrics: Metrics = _memory(loader, baseline_mib) if warm_up else {}
     num_samples, num_first, first_batch_seconds = 0, 0, 0.0
     cpu_before, start = tree_cpu_seconds(), time.perf_counter()
@@ -128,6 +134,11 @@ def train_through(
         "cpu_cores": cpu_seconds / seconds,
     }
     return metrics if warm_up else metrics | _memory(loader, baseline_mib)
+
+
+def memory_now_mib() -> float:
+    """The tree's PSS, as a baseline; 0 where there is no /proc."""
+    return tree_pss_mib() if CAN_SEE_MEMORY else 0.0
 
 
 def _memory(loader: Iterable[Any], baseline_mib: float) -> Metrics:

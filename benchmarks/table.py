@@ -1,6 +1,6 @@
 """Table: `benchmarks/results/*.json` in, the Markdown of `docs/benchmarks.md` out. No number is typed.
 
-    python -m benchmarks.table > docs/benchmarks.md
+    python -m benchmarks.draw        # this page and all others
 
 A cell is the median of the rounds, with the lowest and the highest; so is a ratio, which is taken within a
 round.
@@ -19,7 +19,7 @@ from benchmarks.summary import NOT_YET, result_of
 HEAD = """\
 # Benchmarks
 
-Written by `python -m benchmarks.table` from `benchmarks/results/`; `python -m benchmarks` measures it again.
+Written by `python -m benchmarks.draw` from `benchmarks/results/`; `python -m benchmarks` measures it again.
 Every loader runs in a fresh process, all loaders of a case in turn, round by round. A cell is the median of
 the rounds (lowest to highest); ratios are taken within a round. [Where we win](where-we-win.md) sums it up.
 """

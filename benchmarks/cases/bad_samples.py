@@ -123,5 +123,5 @@ CASE = Case(
             at_least=0.97,
         ),
     ),
-    minutes=0.7,
+    minutes=0.6,
 )

@@ -115,5 +115,5 @@ CASE = Case(
         peers=(),
         why="`decode_image` with torchvision's decoder needs less time an image than Pillow, in any loader.",
     ),
-    minutes=0.7,
+    minutes=0.6,
 )

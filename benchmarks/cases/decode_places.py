@@ -64,5 +64,5 @@ CASE = Case(
         peers=(),
         why="Threads share the GIL for as long as the transforms hold it; processes do not, and pay for the way back.",
     ),
-    minutes=0.6,
+    minutes=0.4,
 )

@@ -102,5 +102,5 @@ CASE = Case(
         digits=2,
         why="With `prefetch_epochs=True` the next epoch's first batches are made while the last ones are handed out.",
     ),
-    minutes=0.4,
+    minutes=0.5,
 )

@@ -26,7 +26,6 @@ PEERS = (
     spdl(4, "completion"),
     grain(4),
     nodes(4),
-    nodes(4, whole_batches=True),
 )
 
 
@@ -138,5 +137,5 @@ CASE = Case(
             "first two samples are made one after the other, to see what the dataset opens and changes."
         ),
     ),
-    minutes=1.0,
+    minutes=0.9,
 )

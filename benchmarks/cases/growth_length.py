@@ -14,7 +14,7 @@ import psutil
 from benchmarks.case import Case, Column, Headline, cells
 from benchmarks.cases.noop import Index, keep
 from benchmarks.loaders import Entry, dataloader, elastic_stageloader, grain, spdl, stageloader
-from benchmarks.probes import CAN_SEE_MEMORY, Metrics, close, tree_pss_mib
+from benchmarks.probes import CAN_SEE_MEMORY, Metrics, close, memory_now_mib, tree_pss_mib
 
 POWERS, POWERS_QUICK = (3, 4, 5, 6, 7, 8), (3, 5, 7)
 ORDERS = {"sequential": False, "shuffled": True}
@@ -38,7 +38,7 @@ def run(entry: Entry, quick: bool) -> Metrics:
 def _begin(entry: Entry, length: int, shuffle: bool) -> Metrics:
     """The first batches of an epoch, which is then given up."""
     gc.collect()
-    baseline_mib = tree_pss_mib() if CAN_SEE_MEMORY else 0.0
+    baseline_mib = memory_now_mib()
     loader = entry.build(Index(length), BATCH_SIZE, shuffle=shuffle, collate_fn=keep)
     start = time.perf_counter()
     iterator = iter(loader)

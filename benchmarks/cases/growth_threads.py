@@ -13,7 +13,7 @@ from benchmarks.probes import Metrics, close, train_through
 COUNTS, COUNTS_QUICK = (1, 2, 4, 8, 16, 32), (1, 4, 16)
 SAMPLE_SECONDS = 0.005
 BATCH_SIZE = 8
-NUM_SAMPLES_A_WORKER = 96
+NUM_SAMPLES_A_WORKER = 64
 DATALOADER = dataloader(1).for_all_counts()
 OURS = stageloader(1).for_all_counts()
 PEERS = (spdl(1, "input").for_all_counts(), spdl(1, "completion").for_all_counts(), grain(1).for_all_counts())

@@ -78,5 +78,5 @@ CASE = Case(
             at_most=1.03,
         ),
     ),
-    minutes=0.25,
+    minutes=0.2,
 )

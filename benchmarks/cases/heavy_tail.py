@@ -94,5 +94,5 @@ CASE = Case(
             "a worker, a batch, or all that come after it."
         ),
     ),
-    minutes=0.5,
+    minutes=0.7,
 )

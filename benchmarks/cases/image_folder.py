@@ -25,7 +25,7 @@ from benchmarks.loaders import (
 from benchmarks.placed import THREAD, placed
 from benchmarks.probes import Metrics, train_through
 
-NUM_IMAGES, NUM_IMAGES_QUICK = 512, 128
+NUM_IMAGES, NUM_IMAGES_QUICK = 256, 128
 NUM_EPOCHS = 2
 BATCH_SIZE = 32
 DATALOADERS = (dataloader(0), dataloader(2), dataloader(4))
@@ -147,5 +147,5 @@ CASE = Case(
             "two processes do (docs/profiles.md shows the ceiling). Nothing is copied from process to process."
         ),
     ),
-    minutes=2.0,
+    minutes=1.1,
 )

@@ -82,5 +82,5 @@ CASE = Case(
         peers=(),
         why="As in the image case; each lane is a thread that does what a worker process would.",
     ),
-    minutes=0.45,
+    minutes=0.2,
 )

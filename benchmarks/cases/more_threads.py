@@ -21,7 +21,7 @@ OURS = stageloader(2).for_all_counts()
 
 
 def run(entry: Entry, quick: bool) -> Metrics:
-    images = dataset(NUM_IMAGES_QUICK if quick else NUM_IMAGES // 2)
+    images = dataset(NUM_IMAGES_QUICK if quick else NUM_IMAGES)
     loaders = {count: entry.with_workers(count).build(images, BATCH_SIZE, shuffle=True) for count in COUNTS}
     speeds: dict[int, list[float]] = {count: [] for count in COUNTS}
     cpu_ms: dict[int, list[float]] = {count: [] for count in COUNTS}

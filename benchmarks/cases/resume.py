@@ -122,5 +122,5 @@ CASE = Case(
         less_is_better=True,
         why="DataLoader has no state. Here both list the order anew and pass over what was handed out.",
     ),
-    minutes=0.8,
+    minutes=0.7,
 )

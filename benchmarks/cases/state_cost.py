@@ -104,5 +104,5 @@ CASE = Case(
         Goal("StageLoader, 2 threads, one state_dict() in itself, us", _of(OURS, "call_again_us"), at_most=50.0),
         Goal("StageLoader, 2 threads, the first state_dict() after a step, us", _of(OURS, "call_us"), at_most=50.0),
     ),
-    minutes=0.45,
+    minutes=0.5,
 )

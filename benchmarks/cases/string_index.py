@@ -67,5 +67,5 @@ CASE = Case(
         less_is_better=True,
         why="Threads read the one index; a forked process copies each page on which it counts a reference.",
     ),
-    minutes=0.25,
+    minutes=0.2,
 )

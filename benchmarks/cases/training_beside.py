@@ -106,5 +106,5 @@ CASE = Case(
             "first. Processes share only the cores."
         ),
     ),
-    minutes=0.8,
+    minutes=0.7,
 )

@@ -170,5 +170,5 @@ CASE = Case(
             at_least=95.0,
         ),
     ),
-    minutes=0.5,
+    minutes=0.7,
 )
