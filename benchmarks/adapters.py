@@ -209,6 +209,24 @@ def spdl_processes(
     return SpdlProcessEpochs(dataset, batches, num_workers, "input", collate_fn)
 
 
+@dataclass(slots=True)
+class GrainProcessEpochs:
+    """Grain's processes go on from epoch to epoch where the dataset repeats itself: so many batches each."""
+
+    repeated: Any
+    num_batches: int
+    iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.iterator is None:
+            self.iterator = iter(self.repeated)
+        for _ in range(self.num_batches):
+            yield next(self.iterator)
+
+    def close(self) -> None:
+        self.iterator = None  # the last reference: its processes end
+
+
 def grain_processes(
     dataset: Any,
     batch_size: int,
@@ -221,10 +239,10 @@ def grain_processes(
     import grain.python as grain
 
     source = grain.MapDataset.source(dataset)
-    ordered = source.shuffle(seed=0) if shuffle else source
+    batches = (source.shuffle(seed=0) if shuffle else source).batch(batch_size, batch_fn=collate_fn)
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2)
-    return ordered.batch(batch_size, batch_fn=collate_fn).to_iter_dataset(threads).mp_prefetch(processes)
+    return GrainProcessEpochs(batches.repeat().to_iter_dataset(threads).mp_prefetch(processes), len(batches))
 
 
 def grain_dataset(

@@ -90,9 +90,10 @@ CASE = Case(
     title="A tokenizer in plain Python",
     question=(
         f"Texts of {TEXT_CHARACTERS} characters, each split by a regular expression and merged pair by pair, about "
-        f"1 ms a sample; batch {BATCH_SIZE}, shuffled, {NUM_WORKERS} workers. Speed after a "
-        f"whole epoch (StageLoader: after {WARM_UP_SECONDS:.0f} s), and in the first epoch, with all that starts "
-        f"in it. Then a training loop beside the loader, {NUM_STEPS} steps of {NUM_CALLS} small torch calls and a wait of {1e3 * WAIT_SECONDS:.0f} ms for each batch, "
+        f"1 ms a sample; batch {BATCH_SIZE}, shuffled, {NUM_WORKERS} workers. Speed after a whole epoch (StageLoader: "
+        f"after {WARM_UP_SECONDS:.0f} s), and in the first epoch, with all that starts in it. Then a training loop "
+        f"beside the loader, {NUM_STEPS} steps of {NUM_CALLS} small torch calls and a wait of "
+        f"{1e3 * WAIT_SECONDS:.0f} ms for each batch, "
         "which is less than the loader needs: the speed of its steps, against the same steps alone in that process."
     ),
     entries=(
