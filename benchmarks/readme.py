@@ -17,8 +17,8 @@ HEADINGS = (
     "StageLoader",
     "DataLoader's best",
     "best of the others",
-    "/ DataLoader",
-    "/ others",
+    "ours / DataLoader",
+    "ours / others",
     "case",
 )
 
