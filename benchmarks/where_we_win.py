@@ -76,20 +76,15 @@ def page() -> str:
 def _part(heading: str, members: Sequence[Summary]) -> list[str]:
     if not members:
         return []
-    ordered = sorted(members, key=lambda one: -median(one.dataloader.ratios or one.peers.ratios))
+    ordered = sorted(members, key=lambda one: -median(one.dataloader.ratios or one.peers.ratios or [0.0]))
     return ["\n".join([f"## {heading}", "", *map(_line, ordered), ""])]
 
 
 def _line(one: Summary) -> str:
     digits = one.headline.digits
-    figures = cell(one.ours.figures, digits)
-    compared = [
-        f"against {ratio_to}" for ratio_to in (_to("DataLoader", one.dataloader), _to("", one.peers)) if ratio_to
-    ]
-    return (
-        f"- **{one.case.title}** ({one.headline.unit}): {figures}; {' and '.join(compared)}. {one.headline.why} "
-        f"Case `{one.case.name}`."
-    )
+    compared = [said for said in (_to("DataLoader", one.dataloader), _to("", one.peers)) if said]
+    figures = "; ".join([cell(one.ours.figures, digits), *compared])
+    return f"- **{one.case.title}** ({one.headline.unit}): {figures}. {one.headline.why} Case `{one.case.name}`."
 
 
 def _to(name: str, best: Best) -> str:

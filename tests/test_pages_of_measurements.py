@@ -77,3 +77,18 @@ def test_without_results_pages_and_pictures_say_so(tmp_path: Path, monkeypatch: 
     for name in plots.PICTURES:
         plots.draw(name, tmp_path / f"{name}.svg")
         assert plots.digest_in(tmp_path / f"{name}.svg") == plots.digest(plots.SHOWN[name]())
+
+
+def test_where_only_ours_could_be_measured_the_page_has_its_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = json.loads((RESULTS / "noop.json").read_text())
+    for measured in result["rounds"]:
+        for key in [key for key in measured if not key.startswith("stageloader")]:
+            del measured[key]
+    (tmp_path / "noop.json").write_text(json.dumps(result))
+    monkeypatch.setattr(summary, "RESULTS", tmp_path)
+    page = where_we_win.page()
+    line = next(line for line in page.splitlines() if line.startswith("- **No-op samples**"))
+    assert "times as good" not in line
+    assert page.index(where_we_win.ALONE) < page.index(line)
