@@ -9,6 +9,18 @@ from importlib import import_module
 from benchmarks.loaders import Entry
 from benchmarks.probes import Metrics
 
+QUICK_NAMES = (  # what `--quick` runs, unless cases are named: under five minutes on two cores
+    "image_folder",
+    "tensor_dataset",
+    "decode_images",
+    "video",
+    "latency_fetch",
+    "shards",
+    "first_batch",
+    "heavy_tail",
+    "noop",
+    "training_beside",
+)
 NAMES = (
     "image_folder",
     "jpeg_stream",

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of a source archive")
 
 from benchmarks import __main__ as runner
-from benchmarks.case import NAMES, Cell, Headline, load
+from benchmarks.case import NAMES, QUICK_NAMES, Cell, Headline, load
 from benchmarks.loaders import stageloader
 from benchmarks.machine import machine
 from benchmarks.probes import train_through
@@ -69,6 +69,10 @@ def test_a_case_compares_rows_that_it_has(name: str) -> None:
     if case.headline is not None:
         compared = (*case.headline.ours, *case.headline.dataloader, *case.headline.peers)
         assert {cell.key for cell in compared} <= set(keys)
+
+
+def test_a_quick_run_is_a_part_of_the_whole() -> None:
+    assert set(QUICK_NAMES) < set(NAMES)
 
 
 def test_a_row_whose_interpreter_is_not_there_is_skipped_and_says_so() -> None:
