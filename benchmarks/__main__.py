@@ -25,6 +25,7 @@ from benchmarks.loaders import Entry
 from benchmarks.machine import NUM_CORES, machine
 from benchmarks.probes import Metrics
 from benchmarks.quiet import wait_for_quiet
+from benchmarks.summary import result_of
 
 RESULTS = Path(__file__).parent / "results"
 RESULTS_QUICK = Path(__file__).parent.parent / "build" / "benchmarks"
@@ -57,10 +58,14 @@ def main() -> None:
 
 
 def _expected_minutes(name: str, num_runs: int, quick: bool) -> float:
-    """What the case says of a round; a case that has nothing to run here takes no time."""
+    """What rounds of the same work took when they were measured, else what the case says; 0 if nothing can run here."""
     case = load(name)
-    can_run = any(entry.why_skipped() is None for entry in case.entries)
-    return case.minutes * num_runs * (QUICK_SHARE if quick else 1.0) if can_run else 0.0
+    if all(entry.why_skipped() for entry in case.entries):
+        return 0.0
+    result = result_of(name)
+    is_same_work = result is not None and result["rounds"] and result["question"] == case.question
+    minutes = result["minutes"] / len(result["rounds"]) if result and is_same_work else case.minutes
+    return minutes * num_runs * (QUICK_SHARE if quick else 1.0)
 
 
 def _is_done(path: Path, num_runs: int, quick: bool) -> bool:

@@ -82,6 +82,7 @@ def _ratios_shown() -> list[list[Any]]:
 
 def _ratios(shown: list[list[Any]]) -> Any:
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
 
     figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.36 * max(len(shown), 3)))
     if not shown:
@@ -99,7 +100,7 @@ def _ratios(shown: list[list[Any]]) -> Any:
     axes.set_ylim(-0.7, len(shown) - 0.3)
     axes.margins(x=0.1)
     axes.set_xlabel("StageLoader / DataLoader's best (median, lowest to highest): above 1, StageLoader is ahead")
-    keys = [pyplot.Line2D([], [], marker="o", color=colour, label=said) for said, colour in VERDICT_COLOURS.items()]
+    keys = [Line2D([], [], marker="o", color=colour, label=said) for said, colour in VERDICT_COLOURS.items()]
     axes.legend(handles=keys, frameon=False, loc="lower right", fontsize=8)
     return figure
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of a source archive")
 
 from benchmarks import __main__ as runner
+from benchmarks import summary as summary_module
 from benchmarks.case import NAMES, QUICK_NAMES, Cell, Headline, load
 from benchmarks.loaders import stageloader
 from benchmarks.machine import machine
@@ -94,6 +95,16 @@ def test_resume_leaves_out_only_what_was_measured_today_in_as_many_rounds(tmp_pa
     assert not runner._is_done(result_file(tmp_path, 5), 5, quick=True)
     yesterday = {**machine(), "date": "2000-01-01"}
     assert not runner._is_done(result_file(tmp_path, 5, machine=yesterday), 5, quick=False)
+
+
+def test_an_estimate_goes_by_what_the_same_work_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary_module, "RESULTS", tmp_path)
+    case = load("noop")
+    assert runner._expected_minutes("noop", 2, quick=False) == 2 * case.minutes
+    result_file(tmp_path, 5, minutes=20.0, question=case.question)
+    assert runner._expected_minutes("noop", 2, quick=False) == 8.0
+    result_file(tmp_path, 5, minutes=20.0, question="another one")
+    assert runner._expected_minutes("noop", 2, quick=False) == 2 * case.minutes
 
 
 def test_a_plan_measures_nothing(
