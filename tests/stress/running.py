@@ -62,6 +62,7 @@ class Saved:
     orders: Orders
     begun: Repeats
     epoch: Epoch | None  # that is gone on with; None: the next one begins
+    has_seed: bool  # whether its base seed is drawn: threads that are kept know it
 
 
 @dataclass
@@ -190,6 +191,7 @@ class Run:
         self.latest: Handle | None = None
         self.old: list[Handle] = []
         self.num_batches = self.num_samples = 0
+        self.loaded: Saved | None = None  # a state, until something was handed out
 
     @property
     def _is_inline(self) -> bool:
@@ -215,7 +217,10 @@ class Run:
             self.old = [] if self.how.persistent else [*self.old[-1:], self.latest]
         resumed = self.pending
         iterator = iter(self.loader)
-        if not is_kept and resumed is None:
+        if self.loaded is not None and resumed is None:  # nobody has used it up
+            self.orders.generator = self.loaded.orders.generator.clone_state()
+            self.begun = Repeats(self.loaded.begun)
+        if not is_kept and resumed is None and not (self.loaded is not None and self.loaded.has_seed):
             self.orders.draw_base_seed()
         self.latest = Handle(iterator, resumed=resumed)
         return self.latest
@@ -271,7 +276,7 @@ class Run:
             self.num_samples += len(samples)
             self._compare(handle, epoch, ("batch", samples))
         if is_seen:
-            self.pending = None
+            self.pending = self.loaded = None
             self.is_generator_known = True
         return not epoch.is_over
 
@@ -341,7 +346,10 @@ class Run:
                 epoch = None
         orders = copy.copy(self.orders)
         orders.generator = self.orders.generator.clone_state()
-        self.saved.append(Saved(state, orders, Repeats(self.begun), epoch))
+        has_seed = self.how.persistent and self.loader._iterator is not None
+        if self.loaded is not None:
+            has_seed = self.loaded.has_seed
+        self.saved.append(Saved(state, orders, Repeats(self.begun), epoch, has_seed))
 
     def _is_finished(self, epoch: Epoch, state: dict[str, Any]) -> bool:
         """Whether a state tells that nothing is left. Where samples at an epoch's end may be left out, it need not know
@@ -367,7 +375,7 @@ class Run:
         self.orders = copy.copy(saved.orders)
         self.orders.generator = saved.orders.generator.clone_state()
         self.begun = Repeats(saved.begun)
-        self.pending = saved.epoch
+        self.pending, self.loaded = saved.epoch, saved
         self.is_generator_known = False
 
     # All else -----------------------------------------------------------------------------------------------------
