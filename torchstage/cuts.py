@@ -38,6 +38,7 @@ class Opening:
     """Where a lane is before it begins an epoch. Told by the lane's thread, waited for by the consumer's."""
 
     def __init__(self) -> None:
+        self.is_asked = False  # whether the lane was asked for a batch: else it tells nothing
         self._mark: Mark | None = None
         self._is_told: SimpleQueue[None] = SimpleQueue()
 

@@ -146,8 +146,9 @@ class LaneEpoch:
         )
 
     def _wait_for_start(self, number: int, lane: _Lane) -> None:
-        """A lane that was asked for its first batch, and perhaps has to finish others before, tells how it begins."""
-        if lane.is_start_known or lane.has_ended:
+        """A lane that was asked for its first batch, and perhaps has to finish others before, tells how it begins. One
+        that was not asked yet, because ``prefetch_bytes`` left no room for it, is at its beginning."""
+        if lane.is_start_known or lane.has_ended or not self.openings[number].is_asked:
             return
         opening = self.openings[number].wait(self._is_live)
         if opening is not None:

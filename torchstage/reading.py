@@ -75,7 +75,7 @@ class Reading:
         self.lane = lane
         self._open_fetcher = partial(open_fetcher, lane.dataset)
         self._shared_seed = shared_seed  # of a data pipe that is read again; None if its set-up gave it one
-        self._opening = opening
+        self.opening = opening  # told by the lane's thread
         self._start = start
         self._num_steps = num_steps
         self._replay = replay
@@ -209,7 +209,7 @@ class Reading:
             self.has_ended = True
             raise
         finally:
-            self._opening.tell(opening)
+            self.opening.tell(opening)
             del error  # its traceback may lead back to this frame
 
     def _make(self) -> Any:

@@ -54,5 +54,6 @@ class Turns:
                 self._next_lane = (lane + 1) % num_lanes
                 self.cuts[self._num_cuts] = cut = Cut(index, lane)
                 self._num_cuts += 1
+                self._readings[lane].opening.is_asked = True
                 return (index,), self._chains[lane], (cut,)
         return None

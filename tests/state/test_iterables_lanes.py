@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "one lane, more threads": {"num_workers": 3, "lanes": 1, "batch_size": 7},
     "kept": {"num_workers": 2, "batch_size": 3, "persistent_workers": True},
     "seldom": {"num_workers": 3, "batch_size": 2, "snapshot_every_n_steps": 3, "collate_fn": drawing},
+    "one batch in flight": {"num_workers": 3, "batch_size": 2, "prefetch_bytes": 1},  # others are not asked at first
     "a seed": {"num_workers": 2, "batch_size": 2, "seed": 7, "collate_fn": drawing},
 }
 

@@ -217,7 +217,7 @@ class Run:
             self.old = [] if self.how.persistent else [*self.old[-1:], self.latest]
         resumed = self.pending
         iterator = iter(self.loader)
-        if self.loaded is not None and resumed is None:  # nobody has used it up
+        if self.loaded is not None and resumed is None and not is_kept:  # nobody has used it up
             self.orders.generator = self.loaded.orders.generator.clone_state()
             self.begun = Repeats(self.loaded.begun)
         if not is_kept and resumed is None and not (self.loaded is not None and self.loaded.has_seed):
