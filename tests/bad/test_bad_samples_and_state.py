@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, RandomSampler
 
 from tests.bad.test_bad_samples import Broken, Drawing, everywhere, listed
-from torchstage import SkipSample, StageLoader, TooManyBadSamples
+from torchstage import BadSample, SkipSample, StageLoader, TooManyBadSamples
 from torchstage.samplers import ElasticSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:StageLoader. [0-9]+ bad samples:UserWarning")
@@ -21,6 +21,10 @@ def made_of(where: dict[str, Any], **arguments: Any) -> StageLoader[Any]:
     sampler = RandomSampler(range(23), generator=torch.Generator().manual_seed(3))
     defaults: dict[str, Any] = {"batch_size": 4, "sampler": sampler, "on_error": "skip", "seed": 5}
     return StageLoader(Broken(23, filtered=(8,)), **{**defaults, **where, **arguments})
+
+
+def made_instead(bad: BadSample) -> int:
+    return -1
 
 
 @everywhere
@@ -72,6 +76,18 @@ def test_the_count_of_bad_samples_goes_on_too(where: dict[str, Any]) -> None:
             seen.extend(index for batch in loader for index in batch.tolist())
         assert seen == [10, 11, 12, 13]
         assert len(caught.value.bad) == 3
+
+
+@everywhere
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_sample_that_a_function_made_counts_in_its_own_batch(where: dict[str, Any], in_order: bool) -> None:
+    """Also where it is the last of its batch: samples 3 and 4 are bad, and 3 is."""
+    arguments: dict[str, Any] = {"batch_size": 4, "on_error": made_instead, "in_order": in_order, **where}
+    with StageLoader(Broken(8), max_bad_samples=0, **arguments) as loader, pytest.raises(TooManyBadSamples):
+        next(iter(loader))
+    with StageLoader(Broken(8), **arguments) as loader:
+        next(iter(loader))
+        assert loader.state_dict()["bad_samples"]["bad"] == loader.stats().bad_samples == 1
 
 
 @everywhere

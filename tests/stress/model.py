@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.stress.parts import ERROR, FILTERED, GOOD, STAGES, OfBatch, OfSample, Sample, draw_three
-from torchstage import Stage, StageLoader, TooManyBadSamples
+from torchstage import SkipSample, Stage, StageLoader, TooManyBadSamples
 from torchstage.samplers import ElasticSampler
 from torchstage.tolerance import MAX_SUBSTITUTES
 
@@ -220,14 +220,14 @@ class Epoch:
         return (*sample, *range(len(kinds)))
 
     def _instead(self, index: int) -> list[Sample]:
-        """What comes for an index: a sample or nothing. Raises OfSample."""
+        """What comes for an index: a sample or nothing. Raises OfSample, or SkipSample."""
         spec, mood, length = self.spec, self._mood(index), len(self.spec.moods)
         if mood == GOOD:
             return [self._sample(index)]
         others = [(index + step) % length for step in range(1, min(MAX_SUBSTITUTES + 1, length))]
         good = [other for other in others if self._mood(other) == GOOD]
         if spec.on_error == "replace" and not good:
-            raise OfSample(index)
+            raise (SkipSample(str(index)) if mood == FILTERED else OfSample(index))
         self.num_bad += mood == ERROR and spec.on_error != "raise"
         self.num_filtered += mood == FILTERED
         if spec.on_error == "replace":
@@ -251,8 +251,8 @@ class Epoch:
             try:
                 for index in batch:
                     samples += self._instead(index)
-            except OfSample as error:
-                yield "OfSample", None if spec.comes_at_once else error.args[0]
+            except (OfSample, SkipSample) as error:
+                yield type(error).__name__, None if spec.comes_at_once else int(error.args[0])
                 continue
             if spec.max_bad is not None and self.num_bad > max(before, spec.max_bad):
                 yield "TooManyBadSamples", None
@@ -313,6 +313,7 @@ class Epoch:
 ERRORS: dict[str, type[BaseException]] = {
     "OfSample": OfSample,
     "OfBatch": OfBatch,
+    "SkipSample": SkipSample,
     "TooManyBadSamples": TooManyBadSamples,
 }
 
@@ -320,8 +321,8 @@ ERRORS: dict[str, type[BaseException]] = {
 def outcome_of(error: BaseException, epoch: Epoch) -> Outcome:
     """An error as it is foreseen; its note must name the sample."""
     name = type(error).__name__
-    if name == "OfSample" and not epoch.spec.comes_at_once and not epoch.spec.is_iterable:
-        index = error.args[0]
+    if name in ("OfSample", "SkipSample") and not epoch.spec.comes_at_once and not epoch.spec.is_iterable:
+        index = int(error.args[0])
         notes = " ".join(getattr(error, "__notes__", []))
         return name, index if f"dataset index {index}, batch" in notes else f"{index}, of which is said {notes!r}"
     return name, error.args[0] if name == "OfBatch" else None

@@ -79,7 +79,7 @@ class Regroup:
         begin, bad, made = self._place_of(raw), list(raw.bad), list[Batch]()
         left, num_groups = self._at.left.copy(), self._at.num_groups
         for value, slot in zip(values, slots, strict=True):
-            while bad and bad[0][0] < slot:
+            while bad and bad[0][0] <= slot:  # this one itself: something else came in its place
                 left.bad.append(bad.pop(0))
             left.values.append(value)
             left.indices.append(indices[slot])
