@@ -61,6 +61,11 @@ class Program:
         return "\n".join([*lines, f"  {list(self.steps)}"])
 
 
+def program_of_number(number: int, *, share_of_processes: float) -> Program:
+    """One of a run's; so many of them may use processes, which take long to start."""
+    return program_of(number, has_processes=number * 7919 % 1000 < 1000 * share_of_processes)
+
+
 def program_of(seed: int, *, has_processes: bool) -> Program:
     draw = random.Random(seed)
     spec = spec_of(draw, has_processes=has_processes)
