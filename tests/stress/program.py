@@ -104,6 +104,7 @@ def spec_of(draw: random.Random, *, has_processes: bool) -> Spec:
     cuts = sorted(draw.choices(range(length + 1), k=draw.randrange(1, 9)))
     batches = tuple(tuple(places[a:b]) for a, b in zip([0, *cuts], [*cuts, length]) if a < b)
     is_own = draw.random() < 0.6
+    in_order = draw.random() < 0.8
     return Spec(
         kind=kind,
         moods=tuple(moods),
@@ -119,8 +120,8 @@ def spec_of(draw: random.Random, *, has_processes: bool) -> Spec:
         collate="own" if is_own or on_error == "function" else "default",
         collate_bad_at=draw.randrange(length) if draw.random() < 0.2 and on_error == "raise" else NOBODY,
         on_error=on_error,
-        max_bad=draw.choice([None, None, None, 0, 1, 3]),
-        in_order=draw.random() < 0.8,
+        max_bad=None if not in_order else draw.choice([None, None, None, 0, 1, 3]),
+        in_order=in_order,
         seed=draw.randrange(3),
         lanes=draw.choice([1, 2, 3]),
     )

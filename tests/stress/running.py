@@ -458,8 +458,10 @@ class Run:
             return  # as DataLoader, it is not pickled while it keeps an iterator
         text = pickle.dumps(self.loader)
         self._end()
+        loaded = self.loaded
         self.loader = pickle.loads(text)
         self._forget()
+        self.loaded = loaded  # a copy goes on from there, too
 
     def _interrupt(self, number: int) -> None:
         handle = self.latest
