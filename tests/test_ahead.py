@@ -105,6 +105,18 @@ def test_what_became_due_right_before_it_was_announced_is_begun_by_who_finishes_
     assert calls == [["batch 0", "batch 1"], ["batch 0", "batch 1", "batch 2"]]
 
 
+def test_samples_that_are_to_become_parts_of_other_batches_are_not_begun():
+    """With on_error="skip": 1. the consumer has put batch 0 together, 2. a thread finishes the samples that batch 1 is
+    to be made of, 3. the consumer hands out batch 0."""
+    epoch = Epoch(2)
+    raw = epoch.batches[1]
+    raw.is_raw, raw.after = True, None
+    epoch.finish(0, 1)
+    epoch.hand_out(0)
+    assert raw.value == "batch 1"
+    assert epoch.route.begun == ["batch 0"]
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_who_finished_a_batch_does_not_touch_it_once_it_was_handed_out(in_order):
     """1. A thread announces the batch, 2. the consumer hands it out, 3. the thread asks once more whether it is due."""

@@ -72,7 +72,7 @@ class Ahead:
             # Counted anew: some that were begun may have been dropped, to be made again.
             self._num_ahead = sum(isinstance(other.value, Moved) for other in in_flight)
             for other in in_flight:
-                if other.done and self._is_due(other):
+                if other.done and not other.is_raw and self._is_due(other):  # a raw one's samples are not together yet
                     self._begin(other)
         if batch.failure is None and not batch.is_left_out:
             try:

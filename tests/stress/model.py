@@ -54,7 +54,7 @@ class Spec:
 
     @property
     def comes_at_once(self) -> bool:
-        return self.kind in ("at once", "fetched") and self.is_batched
+        return self.kind in ("at once", "fetched", "tensors") and self.is_batched
 
     @property
     def has_draws(self) -> bool:
