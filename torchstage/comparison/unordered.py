@@ -84,10 +84,10 @@ def _digests(event: Fingerprint, record: Record, at: int) -> list[bytes]:
     layout = record.layout_of(at)
     if layout == "one":
         return [event.digest]
-    size = record.size_of(at) or 0
+    is_list, size = layout == "items", record.size_of(at) or 0
     parts: list[list[bytes]] = [[] for _ in range(size)]
     for leaf in event.leaves:
-        if layout == "items" and leaf.path:
+        if is_list and leaf.path:
             item = re.match(r"\[(\d+)\]", leaf.path)
             assert item is not None
             rest = leaf.path[item.end() :]
@@ -97,8 +97,8 @@ def _digests(event: Fingerprint, record: Record, at: int) -> list[bytes]:
         what = leaf.what if rows is None else _of_one(leaf.what, size)
         for sample, found in enumerate(parts):
             data = leaf.digest if rows is None else rows.digest(sample)
-            shared = b"" if layout == "items" else data  # a list of another length is a batch of another size
-            words = (leaf.what.partition(" of ")[0] if layout == "items" else what).encode()
+            shared = b"" if is_list else data  # a list of another length is a batch of another size
+            words = (leaf.what.partition(" of ")[0] if is_list else what).encode()
             found.append(digest_of(leaf.path.encode(), words, shared, leaf.how.encode()))
     return [digest_of(*found) for found in parts]
 
