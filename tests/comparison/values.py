@@ -78,7 +78,7 @@ leaves = st.one_of(
     tensors(),
     arrays(),
     st.builds(np.float32, st.floats(width=32)),
-    st.builds(np.int64, plain_int := st.integers(0, 9)),
+    st.builds(np.int64, st.integers(0, 9)),
 )
 batches = st.recursive(
     leaves,
