@@ -77,5 +77,5 @@ CASE = Case(
             "for a batch to be handed out, or for the loader itself."
         ),
     ),
-    minutes=0.7,
+    minutes=0.9,
 )
