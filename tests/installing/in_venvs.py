@@ -58,7 +58,9 @@ def built(folder: Path) -> Path:
 def made(folder: Path) -> Path:
     """Its interpreter."""
     venv.create(folder, with_pip=True)
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    install(python, "--upgrade", "pip")  # old ones take what setuptools keeps for itself for an installed `packaging`
+    return python
 
 
 def install(python: Path, *what: str) -> None:
