@@ -38,7 +38,7 @@ MATRIX_SIZE, NUM_PRODUCTS = 64, 60
 WAIT_SECONDS = 0.005
 NEARLY_BEST = 0.9  # a place that reaches this share of the best one's speed is as right as it
 PAGE = Path(__file__).parents[2] / "docs/probe.md"
-RESULT = table.RESULTS / "probe_prediction.json"
+RESULT = Path(__file__).parents[1] / "results/probe_prediction.json"
 BEGIN, END = "<!-- drawn by benchmarks/cases/probe_prediction.py -->", "<!-- end of what is drawn -->"
 
 Make = Callable[[], Callable[[int], Any]]

@@ -44,9 +44,10 @@ def compare(
     batch a fingerprint is kept: values bit by bit, dtypes, shapes, types of containers, order of keys.
 
     Args:
-        reference, candidate: what gives batches once an epoch, such as a DataLoader, a StageLoader or another library's
-            loader; or a function without arguments that makes one, or that gives an iterator for one epoch. A restart,
-            ranks and fresh processes need functions.
+        reference: what gives batches once an epoch, such as a DataLoader, a StageLoader or another library's loader; or
+            a function without arguments that makes one, or that gives an iterator for one epoch. A restart, ranks and
+            fresh processes need functions.
+        candidate: likewise; what the reference is compared with.
         epochs: how many are compared.
         order: "exact": batch by batch. "any": the same samples in each epoch, in whatever order, in batches of the same
             sizes.
@@ -69,8 +70,9 @@ def compare(
         process_group: ranks: whether ``torch.distributed`` is initialised in them, with gloo.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be compared.
-        Whatever a function that makes a loader raises; from another process, CannotCompare with its words.
+        TypeError: for arguments that cannot be compared.
+        ValueError: for numbers and words that mean nothing here.
+        Exception: whatever a function that makes a loader raises; from another process, CannotCompare with its words.
     """
     _check(epochs=epochs, max_differences=max_differences, timed_epochs=timed_epochs)
     _check_more(order, restart, tolerance, max_batches, ranks)

@@ -77,8 +77,9 @@ class Difference:
 class Comparison:
     """What ``torchstage.compare`` found. ``print`` shows it.
 
-    ``differences``: the first ones; ``num_more``: how many there are beside them. ``scope``: what was compared.
-    ``notes``: what to know about it.
+    ``differences``: the first ones; ``num_more``: how many there are beside them. ``reference`` and ``candidate``: what
+    each of them cost: seconds, CPU seconds, peak memory in bytes. ``scope``: what was compared. ``notes``: what to
+    know about it.
     """
 
     differences: tuple[Difference, ...]
