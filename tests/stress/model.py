@@ -77,17 +77,27 @@ class Orders:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.generator = torch.Generator().manual_seed(spec.seed)
+        self.behind: list[torch.Tensor] = []  # where it was before samplers came to their ends
         self.number = 0  # what set_epoch was told
 
     def draw_base_seed(self) -> None:
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def follow(self, generator: torch.Generator) -> bool:
-        """Epochs that were begun may have come to their samplers' ends meanwhile: how many is a matter of timing. Whether
-        the generator is where one to three such ends have left it, or where it was."""
-        for _ in range(4):
-            if torch.equal(generator.get_state(), self.generator.get_state()):
+        """Epochs that were begun may have come to their samplers' ends meanwhile: how many is a matter of timing, and one
+        that goes on in another loader may have it before it. Whether the generator is where one to three such ends have
+        left it, or before those."""
+        now = generator.get_state()
+        for at, state in enumerate(self.behind):
+            if torch.equal(now, state):
+                self.behind = self.behind[:at]
+                self.generator.set_state(state)
                 return True
+        for _ in range(4):
+            state = self.generator.get_state()
+            if torch.equal(now, state):
+                return True
+            self.behind = [*self.behind, state]
             torch.randperm(len(self.spec.moods), generator=self.generator)
         return False
 
@@ -97,6 +107,7 @@ class Orders:
         if spec.order == "batches":
             return [list(batch) for batch in spec.batches]
         places: Any = range(len(spec.moods))
+        self.behind = []
         if spec.order == "shuffled":  # RandomSampler draws this, and the same again when it is asked for one more
             places = torch.randperm(len(places), generator=self.generator).tolist()
         elif spec.order == "listed":

@@ -72,6 +72,7 @@ class Handle:
     iterator: Any
     epoch: Epoch | None = None  # None: nothing was asked for
     resumed: Epoch | None = None  # that it goes on with
+    loaded: Saved | None = None  # the state that was loaded and not used up when it was made
     is_closed: bool = False
     may_lose: bool = False  # it was interrupted: what was about to be given may be lost
 
@@ -222,7 +223,7 @@ class Run:
             self.begun = Repeats(self.loaded.begun)
         if not is_kept and resumed is None and not (self.loaded is not None and self.loaded.has_seed):
             self.orders.draw_base_seed()
-        self.latest = Handle(iterator, resumed=resumed)
+        self.latest = Handle(iterator, resumed=resumed, loaded=self.loaded)
         return self.latest
 
     def _first(self, handle: Handle) -> Epoch:
@@ -236,6 +237,8 @@ class Run:
         self._follow()
         number = self.orders.number
         batches = [] if self.spec.is_iterable else self.orders.next(is_inline=self._is_inline)
+        if handle.loaded is not None:  # whoever else has used it up since
+            self.begun = Repeats(handle.loaded.begun)
         repeat = self.begun.begin(number)
         handle.epoch = Epoch(self.spec, batches, number, repeat, self.version, self._is_inline)
         return handle.epoch
