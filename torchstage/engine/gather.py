@@ -205,8 +205,9 @@ class InFlight:
         self._batches = deque([*others[:at], *groups, *others[at:]])
 
     def put_back(self, batch: Batch) -> None:
-        """The batch was not handed out after all: it is the next one."""
-        self._batches.appendleft(batch)
+        """The batch was not handed out after all: it is the next one. It may still be there."""
+        if batch not in self._batches:
+            self._batches.appendleft(batch)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until a batch, or anything else the consumer should look at, is announced; False if the time is over.

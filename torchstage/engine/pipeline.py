@@ -256,14 +256,14 @@ class Run:
                 raise TimedOut
             self._wait(patience)
             call_again = attend()
-        self._in_flight.hand_out(batch)
         try:
+            self._in_flight.hand_out(batch)
             if self._is_short or self._is_elastic or self._regroup is not None:
                 self.fill()
             else:
                 self._admit()
                 self._admit_early()
-        except BaseException:  # Ctrl-C inside the sampler: the batch is not lost
+        except BaseException:  # Ctrl-C, inside the sampler too: the batch is not lost
             self.put_back(batch)
             raise
         return batch
