@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wheel test-oldest lint types format docs bench bench-quick clean
+.PHONY: help demo test stress test-wheel test-oldest lint types format docs bench bench-quick clean
 
 help:
 	@echo 'make demo         train on real photographs with DataLoader and with StageLoader, side by side'
 	@echo 'make test         run the tests'
+	@echo 'make stress       do random things with random loaders for half an hour, and compare every batch with a model'
 	@echo 'make test-wheel   install the wheel in new environments: core alone, each extra alone (downloads some GB)'
 	@echo 'make test-oldest  the tests of what torch decides, with the oldest torch that is supported (or TORCH=2.x.y)'
 	@echo 'make lint types   check style with ruff and types with pyright'
@@ -40,6 +41,12 @@ test-oldest:
 		tests/processes tests/test_order.py tests/test_threads.py tests/test_lanes.py tests/test_rng.py \
 		tests/test_rng_elsewhere.py tests/test_torch_draws.py tests/test_randomness.py tests/test_transfer.py \
 		tests/test_redirect.py tests/test_placing.py
+
+TORCHSTAGE_STRESS_MINUTES ?= 30
+TORCHSTAGE_STRESS_SEED ?= $(shell date +%s)
+
+stress: $(VENV)/installed-test
+	$(BIN)/python -m tests.stress --minutes $(TORCHSTAGE_STRESS_MINUTES) --seed $(TORCHSTAGE_STRESS_SEED)
 
 lint: $(VENV)/installed-test
 	$(BIN)/python -m ruff check .

@@ -7,7 +7,7 @@ from fakes import chain_of, next_of, pool_of, rest_of, run_of
 
 
 class InterruptedWake:
-    """Ctrl-C comes when the announcement of a batch is taken back: the batch is no longer in flight, and nobody has it."""
+    """Ctrl-C comes when the announcement of a batch is taken back: it is no longer in flight, and nobody has it."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[None] = SimpleQueue()

@@ -10,8 +10,9 @@ import time
 import traceback
 from importlib import import_module
 
+from tests.stress.around import Hung
 from tests.stress.program import program_of_number
-from tests.stress.running import Counts, Hung, run
+from tests.stress.running import Counts, run
 from tests.stress.shrinking import failure_of, shrunk
 
 

@@ -84,9 +84,9 @@ class Orders:
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def follow(self, generator: torch.Generator) -> bool:
-        """Epochs that were begun may have come to their samplers' ends meanwhile: how many is a matter of timing, and one
-        that goes on in another loader may have it before it. Whether the generator is where one to three such ends have
-        left it, or before those."""
+        """Epochs that were begun may have come to their samplers' ends meanwhile: how many is a matter of timing, and
+        one that goes on in another loader may have it before it. Whether the generator is where one to three such ends
+        have left it, or before those."""
         now = generator.get_state()
         for at, state in enumerate(self.behind):
             if torch.equal(now, state):

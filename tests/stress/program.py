@@ -71,7 +71,11 @@ def program_of(seed: int, *, has_processes: bool) -> Program:
     spec = spec_of(draw, has_processes=has_processes)
     hows = [how_of(draw, spec, has_processes=has_processes) for _ in range(draw.choice([1, 2, 3]))]
     count = draw.randrange(3, 26)
-    steps = list(zip(draw.choices(list(DEEDS), list(DEEDS.values()), k=count), draw.choices(range(1 << 16), k=count)))
+    steps = list(
+        zip(
+            draw.choices(list(DEEDS), list(DEEDS.values()), k=count), draw.choices(range(1 << 16), k=count), strict=True
+        )
+    )
     return Program(seed, spec, tuple(hows), tuple(steps), draw.choice([None, None, 1e-6, 1e-4]))
 
 
@@ -102,7 +106,7 @@ def spec_of(draw: random.Random, *, has_processes: bool) -> Spec:
     if order == "batches":
         batch_size = 1
     cuts = sorted(draw.choices(range(length + 1), k=draw.randrange(1, 9)))
-    batches = tuple(tuple(places[a:b]) for a, b in zip([0, *cuts], [*cuts, length]) if a < b)
+    batches = tuple(tuple(places[a:b]) for a, b in zip([0, *cuts], [*cuts, length], strict=True) if a < b)
     is_own = draw.random() < 0.6
     in_order = draw.random() < 0.8
     return Spec(
@@ -141,7 +145,9 @@ def how_of(draw: random.Random, spec: Spec, *, has_processes: bool) -> How:
         method=method,
         prefetch_factor=draw.choice([1, 2, 2, 4]),
         persistent=persistent,
-        isolation=draw.choice(["auto", "auto", "auto", "shared", "per_thread", "serial"][: 3 if spec.is_iterable else 6]),
+        isolation=draw.choice(
+            ["auto"] if spec.is_iterable else ["auto", "auto", "auto", "shared", "per_thread", "serial"]
+        ),
         prefetch_epochs=persistent and not spec.is_iterable and draw.random() < 0.5,
         prefetch_bytes=draw.choice([None, None, None, 1, 200, 1 << 20]),
         timeout=draw.choice([0, 0, 300]) if num_workers else 0,

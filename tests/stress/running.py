@@ -4,55 +4,30 @@ Guarantees: a step that does not end is reported with the stacks of all threads;
 """
 
 import copy
-import faulthandler
 import gc
 import json
 import pickle
 import random
-import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
-import torch
-from torch.utils.data import TensorDataset
-
-import torchstage
 from tests.conftest import GRACE_SECONDS, look_at_belongings
-from tests.stress.model import ERRORS, Epoch, Orders, Repeats, Spec, outcome_of, sampler_of
-from tests.stress.parts import (
-    STAGES,
-    Listed,
-    Moody,
-    MoodyAtOnce,
-    MoodyFetched,
-    MoodyStaged,
-    Shares,
-    SharesWithState,
-    below_zero,
-    moody_of,
-    plain,
-)
-from tests.stress.program import How, Program
-from torchstage import Stage, StageLoader
+from tests.stress.around import interrupted_within, watched
+from tests.stress.loaders import loader_of
+from tests.stress.model import ERRORS, Epoch, Orders, Repeats, outcome_of
+from tests.stress.parts import moody_of, plain
+from tests.stress.program import Program
 
-STEP_SECONDS = 120  # no step takes a hundredth of it on a machine that does nothing else
 CLOSED_WORDS = ("this iterator is closed", "this iterator was closed")
-DATASETS: dict[str, Any] = {"plain": Moody, "at once": MoodyAtOnce, "staged": MoodyStaged, "fetched": MoodyFetched}
 
 
-class Hung(BaseException):
-    """A step did not end."""
-
-
-class Wrong(AssertionError):
+class Wrong(AssertionError):  # noqa: N818  # it is one
     """Something else came than the model says."""
 
 
@@ -85,63 +60,6 @@ class Counts:
     steps: int = 0
     batches: int = 0
     deeds: dict[str, int] = field(default_factory=dict)
-
-
-def dataset_of(spec: Spec, version: int) -> Any:
-    if spec.kind == "tensors":
-        places = torch.arange(len(spec.moods))
-        return TensorDataset(places, 2 * places)
-    if spec.is_iterable:
-        dataset: Any = (Shares if spec.kind == "shares" else SharesWithState)(len(spec.moods))
-    else:
-        dataset = DATASETS[spec.kind](spec.moods, draws=spec.draws, is_slow=spec.is_slow)
-    moody_of(dataset).version = version
-    return dataset
-
-
-def loader_of(spec: Spec, how: How, version: int, executor: Any) -> StageLoader[Any]:
-    dataset = dataset_of(spec, version)
-    stages = [
-        Stage(
-            STAGES[kind](number, spec.stage_bad_at),
-            name=f"{kind}{number}",
-            executor=executor if where == "own" else where,
-            concurrency=concurrency,
-        )
-        for number, (kind, where, concurrency) in enumerate(spec.stages)
-    ]
-    given: dict[str, Any] = {"batch_size": spec.batch_size, "drop_last": spec.drop_last, "seed": spec.seed}
-    given["generator"] = torch.Generator().manual_seed(spec.seed)
-    if spec.order == "shuffled":
-        given["shuffle"] = True
-    elif spec.order == "listed":
-        given["sampler"] = list(spec.listed)
-    elif spec.order == "batches":
-        del given["batch_size"], given["drop_last"]
-        given["batch_sampler"] = [list(batch) for batch in spec.batches]
-    elif spec.order in ("distributed", "elastic"):
-        given["sampler"] = sampler_of(spec, dataset)
-    if spec.collate == "own" and spec.is_batched:
-        given["collate_fn"] = Listed(spec.collate_bad_at)
-    if not spec.is_iterable:
-        given |= {"max_bad_samples": spec.max_bad}
-        given["on_error"] = below_zero if spec.on_error == "function" else spec.on_error
-    else:
-        given["lanes"] = spec.lanes
-    if how.num_workers:
-        given |= {"prefetch_factor": how.prefetch_factor, "persistent_workers": how.persistent}
-        given |= {"prefetch_epochs": how.prefetch_epochs, "worker_method": how.method}
-    return StageLoader(
-        dataset,
-        num_workers=how.num_workers,
-        stages=stages,
-        isolation=how.isolation,  # type: ignore[arg-type]
-        prefetch_bytes=how.prefetch_bytes,
-        timeout=how.timeout,
-        device=how.device,
-        in_order=spec.in_order,
-        **given,
-    )
 
 
 class Run:
@@ -340,7 +258,7 @@ class Run:
             if self.latest is not None:  # begun, and not asked for anything: the order that it would have had
                 return
             epoch = None
-        if epoch is not None and (epoch.is_spoilt or self.latest is not None and self.latest.may_lose):
+        if epoch is not None and (epoch.is_spoilt or (self.latest is not None and self.latest.may_lose)):
             return
         if epoch is not None:
             epoch = copy.copy(epoch)
@@ -526,56 +444,6 @@ class Run:
 
 
 # Around a program ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def watched(what: str) -> Iterator[None]:
-    """Raise Hung where this does not end, with the stacks of all threads on standard error."""
-
-    def report(number: int, frame: FrameType | None) -> None:
-        print(f"\nhangs in: {what}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        raise Hung(what)
-
-    before = signal.signal(signal.SIGALRM, report)
-    signal.setitimer(signal.ITIMER_REAL, STEP_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def interrupted_within(draw: random.Random) -> Iterator[None]:
-    """Ctrl-C at some moment, if this thread is in torchstage's own code then."""
-    home = torchstage.__path__[0]
-    is_on = [True]
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if is_on and frame is not None and frame.f_code.co_filename.startswith(home):
-            is_on.clear()
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.get_ident()
-    waits = [draw.random() * 0.0003 for _ in range(8)]
-
-    def send() -> None:
-        for seconds in waits:
-            time.sleep(seconds)
-            if not is_on:
-                return
-            signal.pthread_kill(main, signal.SIGUSR1)
-
-    thread = threading.Thread(target=send, name="torchstage-test-interrupts")
-    thread.start()
-    try:
-        yield
-    finally:
-        is_on.clear()
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
 
 
 def run(program: Program, counts: Counts | None = None) -> None:

@@ -2,8 +2,9 @@
 
 import time
 
+from tests.stress.around import Hung
 from tests.stress.program import Program, shorter
-from tests.stress.running import Hung, run
+from tests.stress.running import run
 
 ATTEMPTS = 3  # a race shows up now and then
 

@@ -1,4 +1,5 @@
-"""Random programs of loaders. Some in each run of the tests; for as many minutes as one likes by ``make stress``."""
+"""Random programs of loaders: some in each run of the tests. ``make stress``, or TORCHSTAGE_STRESS_MINUTES here, is for
+as long as one likes; TORCHSTAGE_STRESS_SEED draws others."""
 
 import os
 import threading
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.stress import parts, running
+from tests.stress import around, parts, running
+from tests.stress.around import Hung
 from tests.stress.model import Spec
 from tests.stress.program import NOBODY, How, Program, program_of_number
-from tests.stress.running import Counts, Hung, Wrong, run
+from tests.stress.running import Counts, Wrong, run
 from tests.stress.shrinking import failure_of, shrunk
 from torchstage import StageLoader
 
@@ -117,7 +119,7 @@ def test_a_step_that_does_not_end_is_found(monkeypatch: pytest.MonkeyPatch, capf
         return index, self.version
 
     monkeypatch.setattr(parts.Moody, "__getitem__", waits)
-    monkeypatch.setattr(running, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(around, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(StageLoader, "close", lambda self: gate.set())  # the threads end as soon as they can
     with pytest.raises(Hung, match="take 1"):
         run(PLAINEST)
