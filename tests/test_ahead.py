@@ -6,7 +6,8 @@ import pytest
 
 from torchstage.ahead import Ahead
 from torchstage.engine.gather import InFlight, finish
-from torchstage.engine.ticket import Batch, Failure, Nobody, simple_chain
+from torchstage.engine.outcome import Failure
+from torchstage.engine.ticket import Batch, Nobody, simple_chain
 from torchstage.transfer import NUM_DEVICE_BATCHES, Moved
 
 

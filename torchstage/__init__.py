@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchstage.bad import TooManyBadSamples
 from torchstage.engine.deadlines import StageTimeout
-from torchstage.engine.ticket import SkipSample
+from torchstage.engine.outcome import SkipSample
 from torchstage.loader import StageLoader
 from torchstage.rng import sample_rng
 from torchstage.safety import Difference, Report, check_thread_safety

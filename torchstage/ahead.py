@@ -10,8 +10,9 @@ import threading
 from typing import Any
 
 from torchstage.engine.gather import InFlight
+from torchstage.engine.outcome import Failure, caught
 from torchstage.engine.probe import Probes
-from torchstage.engine.ticket import Batch, Failure, caught
+from torchstage.engine.ticket import Batch
 from torchstage.transfer import NUM_DEVICE_BATCHES, Moved, Route
 
 STAGE = "transfer"

@@ -17,8 +17,9 @@ from typing import Any
 
 from torchstage import coroutines, rng
 from torchstage.engine.executors import Made, explained, say_stage, stage_of
+from torchstage.engine.outcome import STAGE
 from torchstage.engine.probe import Probe, Probes, known
-from torchstage.engine.ticket import STAGE, Part
+from torchstage.engine.ticket import Part
 from torchstage.engine.told import Place, this_thread
 from torchstage.engine.watch import Timing, Watch, watch_here
 from torchstage.order import index_and_salt

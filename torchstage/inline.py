@@ -16,8 +16,9 @@ from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.engine.gather import finish
 from torchstage.engine.ledger import Site
+from torchstage.engine.outcome import Failure
 from torchstage.engine.regroup import Regroup, Step
-from torchstage.engine.ticket import Batch, Failure, Nobody
+from torchstage.engine.ticket import Batch, Nobody
 from torchstage.errors import place, placed
 from torchstage.isolation import Guard, has_serialised
 from torchstage.line import Line

@@ -18,9 +18,10 @@ from torchstage.bad import TooManyBadSamples
 from torchstage.budget import Budget
 from torchstage.buffers import Ring
 from torchstage.engine.ledger import Steps
+from torchstage.engine.outcome import Failure
 from torchstage.engine.pipeline import Pool
 from torchstage.engine.regroup import Regroup
-from torchstage.engine.ticket import Batch, Chain, Failure
+from torchstage.engine.ticket import Batch, Chain
 from torchstage.epoch import Epoch
 from torchstage.errors import warn_user
 from torchstage.line import Line

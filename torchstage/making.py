@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from torchstage.engine.executors import stage_of
 from torchstage.engine.gather import sift
+from torchstage.engine.outcome import Failure, NoError, caught, said_stage
 from torchstage.engine.stats import LONG_SECONDS, Tally
-from torchstage.engine.ticket import Batch, Failure, NoError, caught, is_tolerated, said_stage
+from torchstage.engine.ticket import Batch, is_tolerated
 from torchstage.engine.watch import here
 
 NOWHERE = -1  # no sample's place

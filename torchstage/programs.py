@@ -19,9 +19,10 @@ from torchstage.assembly import plain
 from torchstage.copies import Private
 from torchstage.coroutines import Draws, RunHere
 from torchstage.engine.executors import Made, MadeBatch, say_stage
+from torchstage.engine.outcome import SAMPLE
 from torchstage.engine.priority import niceness, stand_back
 from torchstage.engine.stats import Tally
-from torchstage.engine.ticket import SAMPLE, Batch, Nobody
+from torchstage.engine.ticket import Batch, Nobody
 from torchstage.engine.told import Place, this_thread
 from torchstage.engine.watch import Laps
 from torchstage.isolation import Guard, hold_new_generators

@@ -16,7 +16,8 @@ from torchstage import rng, threads
 from torchstage.collate import explained
 from torchstage.copies import Private
 from torchstage.cuts import Cut, Opening
-from torchstage.engine.ticket import Chain, NoError, simple_chain
+from torchstage.engine.outcome import NoError
+from torchstage.engine.ticket import Chain, simple_chain
 from torchstage.marks import Mark, Reader, Start, draws_into
 from torchstage.plan import Recipe, finish_of
 from torchstage.replay import Replay

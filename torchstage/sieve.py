@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchstage.bad import TooManyBadSamples
-from torchstage.engine.ticket import Failure, NoError, SkipSample, caught
+from torchstage.engine.outcome import Failure, NoError, SkipSample, caught
 from torchstage.errors import add_note
 from torchstage.then import AfterReading, of_stage
 from torchstage.tolerance import BadSample, OnError, Tolerance

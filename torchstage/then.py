@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from torchstage.coroutines import RunHere
 from torchstage.engine.executors import say_stage, stage_of
+from torchstage.engine.outcome import caught
 from torchstage.engine.probe import ProbedWatch
-from torchstage.engine.ticket import caught
 from torchstage.engine.watch import watch_here
 from torchstage.errors import placed
 from torchstage.stage import Stage, named

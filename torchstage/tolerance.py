@@ -11,7 +11,8 @@ from typing import Any, Literal, cast
 
 from torchstage.elsewhere import can_travel, in_words
 from torchstage.engine.executors import ExecutorDiedError, stage_of
-from torchstage.engine.ticket import Batch, Failure, NoError, PartlyBad, Sifted, SkipSample, caught
+from torchstage.engine.outcome import Failure, NoError, PartlyBad, Sifted, SkipSample, caught
+from torchstage.engine.ticket import Batch
 from torchstage.errors import add_note, file_of
 from torchstage.executors.failures import ProcessDied
 from torchstage.order import Numbered, Placed, index_and_salt

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.utils.data.dataloader as torch_dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]  # the seam
 
-from torchstage.engine.ticket import SkipSample
+from torchstage.engine.outcome import SkipSample
 from torchstage.errors import add_note
 from torchstage.inline_epoch import InlineEpoch
 from torchstage.lane_epoch import LaneEpoch

@@ -6,7 +6,8 @@ import pytest
 from fakes import Bell, batch_of, chain_of
 
 from torchstage.engine.gather import InFlight, announce, finish
-from torchstage.engine.ticket import NO_CHAIN, SKIPPED, Batch, Failure
+from torchstage.engine.outcome import SKIPPED, Failure
+from torchstage.engine.ticket import NO_CHAIN, Batch
 
 
 def settled(batch: Batch) -> Batch:

@@ -20,9 +20,10 @@ from fakes import (
     wait_for,
 )
 
+from torchstage.engine.outcome import Failure
 from torchstage.engine.parking import Parking
 from torchstage.engine.pipeline import Pool
-from torchstage.engine.ticket import NO_PART, Batch, Chain, Failure, Leg, Nobody, Segment
+from torchstage.engine.ticket import NO_PART, Batch, Chain, Leg, Nobody, Segment
 
 
 def test_a_batch_that_begins_elsewhere_is_finished_by_the_pools_own_threads():

@@ -9,10 +9,11 @@ import pytest
 from fakes import PATIENCE_SECONDS, Gate, batch_of, bell_of, chain_of, do_nothing, pool_of
 
 from torchstage.engine.channel import Channel
+from torchstage.engine.outcome import Failure
 from torchstage.engine.parking import Parking
 from torchstage.engine.segment import Worker, alive
 from torchstage.engine.stats import Meter
-from torchstage.engine.ticket import Failure, simple_chain
+from torchstage.engine.ticket import simple_chain
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 import pytest
 from fakes import batch_of, in_threads
 
-from torchstage.engine.ticket import SKIPPED, Failure, Skipped, caught
+from torchstage.engine.outcome import SKIPPED, Failure, Skipped, caught
 
 
 def failure_at(slot: int) -> Failure:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from torchstage.engine.ticket import SAMPLE, STAGE
+from torchstage.engine.outcome import SAMPLE, STAGE
 from torchstage.executors.failures import ElsewhereTraceback, ProcessDied, packed, unpacked, why
 
 

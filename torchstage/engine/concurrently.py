@@ -13,8 +13,9 @@ from time import perf_counter
 from torchstage.engine.deadlines import StageTimeout
 from torchstage.engine.event_loop import EventLoop, Making
 from torchstage.engine.ledger import Site
+from torchstage.engine.outcome import Failure, caught, said_stage
 from torchstage.engine.stats import Tally
-from torchstage.engine.ticket import Failure, Part, caught, said_stage
+from torchstage.engine.ticket import Part
 from torchstage.engine.told import Place, this_thread
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
+from torchstage.engine.outcome import Failure
 from torchstage.engine.pool import Pool
 from torchstage.engine.segment import Worker
 from torchstage.engine.stuck import Entry, Running, give_up
-from torchstage.engine.ticket import Batch, Failure
+from torchstage.engine.ticket import Batch
 from torchstage.engine.told import Place, Thread
 
 MOST_PER_THREAD = 8  # threads that are stuck at a time, for each of the loader's: more are no accident but the rule

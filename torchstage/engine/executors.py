@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 from torchstage.engine.ledger import Ledger, Site
+from torchstage.engine.outcome import SAMPLE, STAGE, Failure, NoError, caught
 from torchstage.engine.segment import Worker
 from torchstage.engine.stats import Sums, Tally, Work
-from torchstage.engine.ticket import SAMPLE, STAGE, Batch, Failure, NoError, Part, caught
+from torchstage.engine.ticket import Batch, Part
 from torchstage.engine.told import Place, Thread
 from torchstage.engine.watch import Laps
 

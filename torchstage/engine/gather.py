@@ -12,8 +12,9 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, cast
 
+from torchstage.engine.outcome import Failure, caught
 from torchstage.engine.stats import Key, Tally
-from torchstage.engine.ticket import Batch, Failure, caught
+from torchstage.engine.ticket import Batch
 
 TRANSFER: Key = (True, ("transfer",))  # what ``Batch.after`` does
 

@@ -15,11 +15,12 @@ from torchstage.engine.early import Admission, Early
 from torchstage.engine.gather import InFlight, announce
 from torchstage.engine.heartbeat import Beats
 from torchstage.engine.ledger import Steps, num_switches
+from torchstage.engine.outcome import Failure, caught
 from torchstage.engine.parking import PERIOD_SECONDS
 from torchstage.engine.pool import Pool
 from torchstage.engine.regroup import Regroup, Step
 from torchstage.engine.segment import Worker
-from torchstage.engine.ticket import NO_CHAIN, Batch, Chain, Failure, caught
+from torchstage.engine.ticket import NO_CHAIN, Batch, Chain
 
 MIN_AHEAD = 2  # batches beside the one that is admitted: with fewer in flight, one that is made slowly may come late
 

@@ -15,7 +15,8 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from torchstage.engine.ticket import Batch, NoError, Segment
+from torchstage.engine.outcome import NoError
+from torchstage.engine.ticket import Batch, Segment
 from torchstage.engine.told import WHAT_IS_TOLD, Listener, Place, Ran, hears, of_batch, of_sample, this_thread
 from torchstage.engine.watch import Laps, Watch
 

@@ -11,11 +11,12 @@ from time import perf_counter
 
 from torchstage.engine.channel import Channel
 from torchstage.engine.gather import announce, finish
+from torchstage.engine.outcome import NoError, SkipSample, caught, said_stage
 from torchstage.engine.parking import LONE_SECONDS, Parking
 from torchstage.engine.priority import niceness, stand_back
 from torchstage.engine.stats import Key, Meter, Tally
 from torchstage.engine.stuck import GivenUp
-from torchstage.engine.ticket import Batch, NoError, Part, SkipSample, Wake, caught, said_stage
+from torchstage.engine.ticket import Batch, Part, Wake
 from torchstage.engine.watch import here
 
 CHEAP_SECONDS = 1e-3  # a batch made in less is announced together with those after it: waking somebody costs a tenth

@@ -11,7 +11,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-from torchstage.engine.ticket import NoError
+from torchstage.engine.outcome import NoError
 
 # What is kept of a sample in a stage: "stage", "seconds" that it may be there, "since" when, on time.perf_counter's
 # clock, and "by" whom that was ended. A dict: the quickest to make, and its setdefault is what tells who was first.

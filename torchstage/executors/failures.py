@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torchstage.engine.executors import ExecutorDiedError
-from torchstage.engine.ticket import SAMPLE, STAGE
+from torchstage.engine.outcome import SAMPLE, STAGE
 
 MAX_TEXT = 100_000  # characters of a traceback: RecursionError's own is folded, but a chain of causes may be long
 _PLACE = (STAGE, SAMPLE, "__notes__")  # attributes that say where it was: kept whatever becomes of it
