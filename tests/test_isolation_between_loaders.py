@@ -184,6 +184,7 @@ def test_the_users_own_loop_may_use_the_dataset_beside_copies_of_it(tmp_path):
         for number, batch in enumerate(loader_of(dataset)):
             assert batch.tolist() == ALL[4 * number : 4 * number + 4]
             assert [dataset[index] for index in (60, 3, 33)] == [60, 3, 33]
+        assert number == len(ALL) // 4 - 1
 
 
 def test_a_dataset_with_a_file_of_its_own_may_read_on_through_a_loader_over_another(tmp_path):

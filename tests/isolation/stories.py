@@ -196,4 +196,6 @@ def with_info(samples):
 
 def seen_datasets(loader: StageLoader) -> list[Any]:
     """What worker info said was the dataset, batch by batch, and which thread said so."""
-    return [(info.id, info.dataset) for _, info in loader]
+    seen = [(info.id, info.dataset) for _, info in loader]
+    assert seen, "no batch came"
+    return seen

@@ -157,7 +157,9 @@ def test_a_generator_on_the_class_is_no_other(short_switch_interval):
 
 
 def test_two_generators_of_the_same_seed_do_not_draw_the_same():
-    for _, legacy, of_python, _ in epoch(Nested(), 4, seed=7):
+    samples = list(epoch(Nested(), 4, seed=7))
+    assert len(samples) == NUM_SAMPLES
+    for _, legacy, of_python, _ in samples:
         assert legacy[1] != of_python[1]
 
 

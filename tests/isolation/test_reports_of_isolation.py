@@ -95,10 +95,13 @@ class Patches(Numbered):
 
 @pytest.mark.parametrize("isolation", ["auto", "per_thread", "serial"])
 def test_ur_031_no_sample_is_made_with_anothers_parameters(isolation, short_switch_interval):
+    num_samples = 0
     for samples in Case(Patches()).loader(num_workers=8, batch_size=50, isolation=isolation):
         for index, is_the_same, used in samples:
             assert is_the_same
             assert used == index
+            num_samples += 1
+    assert num_samples == NUM_MANY
 
 
 # UR-035: the modes of the thread that iterates ----------------------------------------------------------------

@@ -96,7 +96,9 @@ def test_names_types_and_texts_keep_to_the_conventions(registry):
     loader = loader_of()
     registry.register(observe.PrometheusCollector({"train": loader}))
     take_all(loader)
-    for family in plain(generate_latest(registry).decode()):
+    families = list(plain(generate_latest(registry).decode()))
+    assert len(families) > 10
+    for family in families:
         assert re.fullmatch(r"torchstage(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
         assert family.type in ("counter", "gauge", "histogram")

@@ -58,6 +58,7 @@ def test_everything_in_a_batch_is_pinned_and_keeps_its_type(make_loader: Any, mo
         assert [type(batch[name]) for name in ("list", "tuple", "pair")] == [list, PINNED_TUPLE, Pair]
         pinned = [batch["list"][0], batch["list"][1][0], batch["tuple"][0], batch["pair"].one]
         assert [p.is_pinned for p in pinned] == [True] * 4
+    assert number == 2
 
 
 @on_both

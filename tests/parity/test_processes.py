@@ -152,9 +152,12 @@ def test_a_context_can_be_given_later(loader_class: type[DataLoader]) -> None:
 
 def test_without_a_context_everything_is_in_this_process() -> None:
     before = len(multiprocessing.active_children())
+    num_batches = 0
     for batch in StageLoader(Made(9, pid_and_parent), num_workers=4):
         assert batch[1].tolist() == [os.getpid()]
         assert len(multiprocessing.active_children()) == before
+        num_batches += 1
+    assert num_batches == 9
 
 
 def test_processes_of_a_given_context_draw_what_threads_draw() -> None:
