@@ -106,7 +106,7 @@ class Crew:
         run.fill()
         of_first = Trial(self._guard, roots)
         self._warn_of_draws(of_first)
-        first.begin(of_first.look, partial(_judge, self._pool, of_first), FIRST_SAMPLE_SECONDS)
+        first.begin(of_first.look, partial(_judge, self._pool, of_first), of_first.go_on, FIRST_SAMPLE_SECONDS)
         self._sites.start_loop(self._set_up_elsewhere)
         self._pool.start(1, self._set_up)
         run.call_to_first(NUM_LOOKED_AT)
@@ -131,6 +131,9 @@ class Crew:
             self._placement.sizes.update(first.sizes)
             self._conclude(first.is_judged)
             return PERIOD_SECONDS
+        if self._run.was_left_on_trial:  # the user had a batch, and may have changed the dataset
+            self._run.was_left_on_trial = False
+            first.go_on()
         if self._pool.is_idle and not self._run.call_to_first(NUM_LOOKED_AT):  # after a sample that failed, more
             first.end()
         if not self._is_up():  # the first sample may have to wait for that

@@ -30,10 +30,12 @@ class FirstSamples:
         self.is_judged = False
         self._claim = [None]  # whoever pops it: the judge, who then knows that the thread is alone; or who ends that
 
-    def begin(self, look: Callable[[], bool], judge: Callable[[bool], None], seconds: float) -> None:
-        """Before they are made: who looks after the first (and tells whether to go on) and judges after the last, and
-        for how many seconds the other threads are kept out for each."""
-        self._look, self._judge, self._seconds = look, judge, seconds
+    def begin(
+        self, look: Callable[[], bool], judge: Callable[[bool], None], go_on: Callable[[], None], seconds: float
+    ) -> None:
+        """Before they are made: who looks after the first (and tells whether to go on) and judges after the last, who
+        goes on where the user had a say in between, and for how many seconds others are kept out for each."""
+        self._look, self._judge, self.go_on, self._seconds = look, judge, go_on, seconds
         self.deadline = time.monotonic() + seconds
 
     def stop_waiting(self) -> bool:

@@ -205,6 +205,13 @@ class Trial:
         known = {id(found.value) for found in self._before.handles}
         return all(id(found.value) in known or graph.is_own(id(found.value)) for found in graph.handles)
 
+    def go_on(self) -> None:
+        """Between two samples, where the user had the first: what was changed since then may be the user's doing. What
+        the first one opened is still known by its absence before."""
+        graph = Search(is_first=True).run(**self._roots)
+        self._snapshots = [Snapshot(graph)]
+        self._of_others = [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
+
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
         """Functions that the objects' code knows by name and that draw past a sample's own generators."""
         found: dict[str, None] = {}

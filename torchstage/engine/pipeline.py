@@ -76,6 +76,7 @@ class Run:
         self._taken: Admission | None = None
         self._is_exhausted = False
         self.is_on_trial = False  # no thread is called to what is admitted, until ``call_threads`` ends it
+        self.was_left_on_trial = False  # whether a batch was handed out meanwhile
         self._is_short = False  # the source failed, so the window is not full
         self._unhurried: list[Batch] = []  # those to which one thread alone was called
         self.is_closed = False
@@ -258,6 +259,7 @@ class Run:
             self._wait(patience)
             call_again = attend()
         try:
+            self.was_left_on_trial |= self.is_on_trial
             self._in_flight.hand_out(batch)
             if self._is_short or self._is_elastic or self._regroup is not None:
                 self.fill()
@@ -270,11 +272,17 @@ class Run:
         return batch
 
     def _is_held(self) -> bool:
-        """Whether a batch that is done has to wait, because what is made after it is measured."""
-        beats = self.beats
-        if beats is None or not beats.holds or all(batch.done for batch in self._in_flight):
+        """Whether a batch that is done has to wait, because what is made after it is looked at, or measured.
+
+        A batch of one sample may be done on trial while the second sample is made. Handed out now: 1. the user changes
+        the dataset, 2. the second sample is judged, and the change is taken for one that samples make. So it waits.
+        Where nothing else is in flight, nothing would come of that: whoever looks at the samples is told.
+        """
+        beats = self.beats if self.beats is not None and self.beats.holds else None
+        if (beats is None and not self.is_on_trial) or all(batch.done for batch in self._in_flight):
             return False
-        beats.num_holds += 1
+        if beats is not None:
+            beats.num_holds += 1
         return True
 
     def _wait(self, patience: float) -> None:
