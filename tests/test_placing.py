@@ -25,9 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:StageLoader. one loader thread k
 
 
 class Made(Dataset[torch.Tensor]):
-    """Samples that take ``work()``."""
+    """Samples that take ``work()``: as many as it takes to see enough of them."""
 
-    def __init__(self, work: Callable[[], object], length: int = 60) -> None:
+    def __init__(self, work: Callable[[], object], length: int = 240) -> None:
         self.work = work
         self.length = length
 
@@ -104,9 +104,9 @@ def test_a_python_stage_after_a_waiting_dataset_is_told_apart(monkeypatch: Any) 
 @pytest.mark.timing
 def test_python_work_has_one_thread_from_then_on(monkeypatch: Any) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 1)
-    with loader_of(Made(in_python, 80), num_workers=4) as loader:
+    with loader_of(Made(in_python), num_workers=4) as loader:
         iterator = iter(loader)
-        for _ in zip(range(20), iterator, strict=False):
+        for _ in zip(range(60), iterator, strict=False):
             pass
         placement = placement_of(loader.ledger)
         assert placement.max_threads == 1
