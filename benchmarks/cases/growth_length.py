@@ -70,12 +70,15 @@ CASE = Case(
     ),
     headline=Headline(
         unit="ms to the first batch of 10^7 shuffled samples",
-        ours=cells("first_ms_7_shuffled", OURS, ELASTIC),
+        ours=cells("first_ms_7_shuffled", OURS),
         dataloader=cells("first_ms_7_shuffled", DATALOADER),
         peers=cells("first_ms_7_shuffled", *PEERS),
         digits=1,
         less_is_better=True,
-        why="A sampler that lists all indices takes time and memory for each; one that computes them does not.",
+        why=(
+            "RandomSampler lists all indices, whichever loader asks it; ElasticSampler computes them, as Grain does: "
+            "its row in docs/benchmarks.md does not grow."
+        ),
     ),
     minutes=0.9,
 )

@@ -224,13 +224,13 @@ CASE = Case(
     ),
     against=Against("samples_per_second", DATALOADERS),
     headline=Headline(
-        unit="images/s",
-        ours=cells("samples_per_second", OURS, OURS_OF_SHARDS),
+        unit="images/s, small files",
+        ours=cells("samples_per_second", OURS),
         dataloader=cells("samples_per_second", *DATALOADERS),
-        peers=cells("samples_per_second", WEB, SPDL_OF_SHARDS, spdl(4, "input"), grain(4)),
+        peers=cells("samples_per_second", spdl(4, "input"), grain(4)),
         why=(
-            "Reads of small files overlap in threads as in processes; tar files are read in long pieces by one reader "
-            "for each lane, process or pipeline."
+            "Reads of small files overlap in threads as in processes. Tar files are read in long pieces by one reader "
+            "for each lane, process or pipeline: those rows, WebDataset's own among them, are in docs/benchmarks.md."
         ),
     ),
     minutes=0.7,
