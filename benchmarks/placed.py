@@ -5,38 +5,13 @@ Guarantees: `choice_of` is the one place that reads what a loader says about its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
-from torch.utils.data import default_collate
-
-from benchmarks.adapters import Collate
+from benchmarks.adapters import stage_loader
 from benchmarks.loaders import Entry
 
 AUTO, THREAD, PROCESS = "auto", "thread", "multiprocessing"
 CHEAP = ("fetch", "collate")
-
-
-def placed_stage_loader(
-    dataset: Any,
-    batch_size: int,
-    num_workers: int,
-    *,
-    worker_method: str,
-    shuffle: bool = False,
-    collate_fn: Collate = default_collate,
-) -> Iterable[Any]:
-    from torchstage import StageLoader
-
-    return StageLoader(
-        dataset,
-        batch_size,
-        shuffle=shuffle,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        persistent_workers=num_workers > 0,
-        worker_method=cast(Any, worker_method),
-    )
 
 
 def placed(worker_method: str, num_workers: int) -> Entry:
@@ -45,7 +20,7 @@ def placed(worker_method: str, num_workers: int) -> Entry:
         f"stageloader-{worker_method}-{num_workers}",
         label,
         "torchstage",
-        placed_stage_loader,
+        stage_loader,
         num_workers,
         {"worker_method": worker_method},
         ("torchstage",),

@@ -193,24 +193,29 @@ class Trial:
         self._guard = guard
         self._roots = roots
         self._before = guard.graph_of(roots)
-        self._snapshots = [Snapshot(self._before)]
-        self._of_others = [ClassSnapshot(self._before), Snapshot(self._before, is_own=False)]
+        self._snapshots: list[Snapshot] = []
+        self._of_others: list[ClassSnapshot | Snapshot] = []
+        self._remember(self._before)
 
     def look(self) -> bool:
         """Between the first sample and the second. False if there should be no second before the judge has spoken: the
         first opened what cannot be copied, and another loader may use it just now."""
         graph = Search(is_first=True).run(**self._roots)
-        self._snapshots.append(Snapshot(graph))
-        self._of_others += [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
+        self._remember(graph)
         known = {id(found.value) for found in self._before.handles}
         return all(id(found.value) in known or graph.is_own(id(found.value)) for found in graph.handles)
 
     def go_on(self) -> None:
         """Between two samples, where the user had the first: what was changed since then may be the user's doing. What
         the first one opened is still known by its absence before."""
-        graph = Search(is_first=True).run(**self._roots)
-        self._snapshots = [Snapshot(graph)]
-        self._of_others = [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
+        self._snapshots.clear()
+        self._of_others.clear()
+        self._remember(Search(is_first=True).run(**self._roots))
+
+    def _remember(self, graph: Graph) -> None:
+        """What the objects hold now; and apart, what classes and modules do."""
+        self._snapshots.append(Snapshot(graph))
+        self._of_others += [ClassSnapshot(graph), Snapshot(graph, is_own=False)]
 
     def uncontrolled(self, names_in: Callable[[dict[str, Any]], list[str]]) -> list[str]:
         """Functions that the objects' code knows by name and that draw past a sample's own generators."""
